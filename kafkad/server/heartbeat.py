@@ -50,7 +50,7 @@ class Heartbeats:
         self._io[k] = None
 
     def look(self, k: int, vitals: Callable[[], Vitals]) -> int:
-        """How many looks without a beat worker k has to answer for. LOOKS and more: it hangs."""
+        """Return how many checks without a beat count against worker k. From LOOKS on, it hangs."""
         beats = self._beats[k]
         if beats != self._seen[k]:
             self._seen[k] = beats
@@ -77,12 +77,12 @@ def vitals_of(pid: int) -> Vitals:
 
 
 def vitals_of_threads(pid: int) -> Vitals:
-    """Vitals of a worker that starts or stops, when any of its threads may be at work."""
+    """Return the vitals of a worker that starts or stops, when any of its threads may be working."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return vitals_of(pid)
-    states = [vitals_of(int(thread)).state for thread in threads]  # /proc/<thread> is there, too
+    states = [vitals_of(int(thread)).state for thread in threads]  # /proc/<thread> exists, too
     main = vitals_of(pid).state
     try:
         return Vitals("D" if "D" in states else main, Path(f"/proc/{pid}/io").read_text())

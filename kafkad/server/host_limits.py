@@ -21,7 +21,7 @@ def of_addresses(limits: Mapping[str, int]) -> dict[str, int]:
 
 
 class HostLimits:
-    """Holds what is configured, and applies it as addresses. All methods run on the loop's thread."""
+    """Has the configured limits, and applies them as addresses. All methods run on the loop's thread."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class HostLimits:
         limits = of_addresses(self._limits)
         for name, addresses in self._found.items():
             for address in addresses:
-                limits.setdefault(address, self._limits[name])  # an address given as such wins
+                limits.setdefault(address, self._limits[name])  # an address given as such has precedence
         self._apply(limits)
 
     def _ask(self, names: list[str]) -> None:

@@ -38,19 +38,19 @@ from kafkad.server.worker import Worker
 
 logger = logging.getLogger("kafkad")
 
-SLICE_US = 100  # the least that Linux gives
+SLICE_US = 100  # Linux's minimum
 
 
 class Interrupted(BaseException):
-    """A signal came before the broker was ready."""
+    """A signal arrived before the broker was ready."""
 
 
-# a sentence says all of it
+# exceptions whose message is enough, without a traceback
 TROUBLES = (ConfigError, DirectoryTrouble, ListenError, NotRegistered, UnusableMetadata)
 
 
 def serve(config: Any, workers: int = 1) -> int:
-    """Runs a broker until a signal ends it; the exit code."""
+    """Run a broker until a signal ends it. Return the exit code."""
     for note in (*config.notes, *exposure.warnings(config, is_loopback)):
         logger.warning("%s", note)
     raise_descriptor_limit()
@@ -70,14 +70,14 @@ def serve(config: Any, workers: int = 1) -> int:
     except TROUBLES as trouble:
         say_trouble(trouble)
         return 1
-    except (OSError, MemoryError) as trouble:  # what they share takes descriptors and address space
+    except (OSError, MemoryError) as trouble:  # shared objects take descriptors and address space
         say_trouble(f"what {workers} workers share cannot be made: {trouble}")
         return 1
     return supervisor.run()
 
 
 def kind_of(config: Any) -> Any:
-    """What runs in each process of this node."""
+    """Return the class that runs in each process of this node."""
     if is_alone(config):
         return Worker
     if "broker" in config.process_roles:
@@ -90,7 +90,7 @@ def kind_of(config: Any) -> Any:
 
 
 def serve_alone(config: Any, kind: Any = Worker) -> int:
-    """One process, which is the whole node."""
+    """Run the whole node in one process."""
     loop, fatal = new_loop()
     worker = kind(config, loop, fatal)
     signals = Signals(loop, ENDING)
@@ -106,7 +106,7 @@ def serve_alone(config: Any, kind: Any = Worker) -> int:
     except (Interrupted, RuntimeError):
         if not signals.came:
             raise
-        worker.stop()  # what a start that failed has not taken back
+        worker.stop()  # undo what a failed start has left
         finish(loop)
         logger.info("stopped before it was ready")
         return 0
@@ -117,8 +117,8 @@ def serve_alone(config: Any, kind: Any = Worker) -> int:
     worker.stop()
     finish(loop)
     for number in ENDING:
-        # The interpreter's end takes handlers away, and not every thread is gone by then: a mask of this one
-        # would not be enough.
+        # The interpreter removes the handlers when it ends, while some threads may still run: a signal mask
+        # of this thread would not be enough.
         signal.signal(number, signal.SIG_IGN)
     loop.close()
     logger.info("stopped cleanly in %d ms", (time.monotonic() - begun) * 1000)
@@ -126,7 +126,7 @@ def serve_alone(config: Any, kind: Any = Worker) -> int:
 
 
 def serve_as_worker(config: Any, kind: type[Worker], place: Place) -> int:
-    """The life of one of several workers, from the fork on; its exit code."""
+    """Run one of several workers, from the fork on. Return its exit code."""
     loop, fatal = new_loop()
     worker = kind(config, loop, fatal, place)
     signals = Signals(loop, (STOP,))
@@ -135,7 +135,7 @@ def serve_as_worker(config: Any, kind: type[Worker], place: Place) -> int:
         worker.start()
         signals.started()
     except TROUBLES as trouble:
-        signals.started()  # the supervisor's STOP must not cut this short: another one may have failed
+        signals.started()  # the supervisor's STOP must not interrupt this: another worker may have failed
         place.tell(trouble=str(trouble))
         return 1
     except (Interrupted, RuntimeError):
@@ -144,23 +144,21 @@ def serve_as_worker(config: Any, kind: type[Worker], place: Place) -> int:
         worker.stop()
         return 0
     joining = loop.create_task(worker.join())
-    joining.add_done_callback(
-        lambda task: task.cancelled() or task.result()
-    )  # what it raises ends the worker
+    joining.add_done_callback(lambda task: task.cancelled() or task.result())  # an exception ends the worker
     signals.run_until(1)
     joining.cancel()
-    loop.run_until_complete(asyncio.wait([joining]))  # it accepts nobody any more
+    loop.run_until_complete(asyncio.wait([joining]))  # it accepts no connections any more
     worker.hang_up()
     place.tell(quiet=True)
-    signals.run_until(2)  # when all others have hung up too
+    signals.run_until(2)  # when all others have closed their connections, too
     worker.stop()
     finish(loop)
     return 0 if worker.stopped_cleanly else 1
 
 
 def new_loop() -> tuple[EventLoop, Callable[[BaseException], None]]:
-    """An event loop, and what is called when we find ourselves wrong, be it by an exception of a callback.
-    The thread, and all that it starts, has short time slices from now on."""
+    """Return an event loop, and the function to call when an invariant is broken, also by an exception of a
+    callback. This thread, and all threads that it starts, have short time slices from now on."""
     timeslice.shorten(SLICE_US)
     loop = EventLoop()
     asyncio.set_event_loop(loop)
@@ -170,7 +168,7 @@ def new_loop() -> tuple[EventLoop, Callable[[BaseException], None]]:
             logger.critical("%s; the broker ends", trouble)
             os._exit(NO_DIRECTORY)
         logger.critical("this process found an error of its own and exits at once", exc_info=trouble)
-        os._exit(BROKEN)  # before it writes one more byte
+        os._exit(BROKEN)  # before it writes another byte
 
     def on_exception(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         fatal(context.get("exception") or RuntimeError(context["message"]))

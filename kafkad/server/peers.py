@@ -55,26 +55,26 @@ FAILED_BODY = struct.Struct("<?h")  # is a KafkaError, its code; then the text
 
 HELLO, ANSWER, FAILED, PART = 200, 201, 202, 203
 MAGIC = b"kafkad"
-PAIR, VISIT = 0, 1  # a pair's one connection, or one for a single blocking call
+PAIR, VISIT = 0, 1  # the one connection of a pair, or a connection for one blocking call
 
 BACKLOG = 128
-FRAME_MAX = 512 << 20  # well above socket.request.max.bytes; more than that is not one of ours
+FRAME_MAX = 512 << 20  # well above socket.request.max.bytes; a larger frame is invalid
 PAYLOAD_MAX = FRAME_MAX - AFTER_SIZE
-QUEUED_MAX = 1 << 30  # a peer that reads nothing while this much waits for it is hung up on
+QUEUED_MAX = 1 << 30  # a peer with this many unread bytes is disconnected
 READ_BYTES = 256 << 10
-READS_A_TURN = 8  # then others have their turn
+READS_A_TURN = 8  # then others get their turn
 PART_BYTES = 64 << 10  # of a large frame whose order does not matter
 PARTS_A_TURN = 32
 RETRY_S = 0.05
-SCARCE = (errno.ENOBUFS, errno.ENOMEM)  # the kernel is short of memory for now: no sign of a death
-ACCEPT_AGAIN_S = 0.5  # when there was no descriptor left
+SCARCE = (errno.ENOBUFS, errno.ENOMEM)  # the kernel is short of memory for now: not a sign of a death
+ACCEPT_AGAIN_S = 0.5  # after accept failed for lack of descriptors
 
 Handler = Callable[[int, bytes], Any]
 
 
 class PeerLost(KafkaError):
-    """The other worker is not there, or has died before it answered. Who knows nothing better to tell a
-    client tells it REQUEST_TIMED_OUT, to try again."""
+    """The other worker is not up, or has died before it answered. Without a better code, a client gets
+    REQUEST_TIMED_OUT, which is retriable."""
 
     def __init__(self, message: str) -> None:
         super().__init__(REQUEST_TIMED_OUT, message)
@@ -85,11 +85,11 @@ class PeerTrouble(Exception):
 
 
 def make_sockets(count: int) -> tuple[list[socket.socket], list[bytes]]:
-    """(listening sockets, their addresses), one a worker: made before the fork and kept until the end."""
+    """Return (listening sockets, their addresses), one per worker: created before the fork, and kept open."""
     sockets, addresses = [], []
     for _ in range(count):
         each = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        each.bind("")  # the kernel chooses an abstract name that is free
+        each.bind("")  # the kernel chooses a free abstract name
         each.listen(BACKLOG)
         each.setblocking(False)
         sockets.append(each)
@@ -105,9 +105,9 @@ def is_ours(connected: socket.socket) -> bool:
 
 
 class Peers:
-    """The other workers, as worker `me` sees them. `up`: who can be called right now.
+    """The other workers, as worker `me` sees them. `up`: the workers that can be called now.
 
-    The listening sockets of the others are left alone; a worker may close them."""
+    It does not use the listening sockets of the others; a worker may close them."""
 
     def __init__(
         self,
@@ -126,9 +126,9 @@ class Peers:
         self._on_up: list[Callable[[int], Any]] = []
         self._on_down: list[Callable[[int], Any]] = []
         self._links: dict[int, _Link] = {}  # those that are up
-        self._all: set[_Link] = set()  # and those that are not, or are visits
+        self._all: set[_Link] = set()  # all of them: also visits and those that are not up
         self._calls: dict[int, _Call] = {}
-        self._tasks: set[asyncio.Task[None]] = set()  # answers that are awaited
+        self._tasks: set[asyncio.Task[None]] = set()  # awaited answers
         self._last_id = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._closed = False
@@ -137,7 +137,7 @@ class Peers:
         for k in range(me):
             loop.call_soon(self._connect, k)
 
-    # -- what is called ------------------------------------------------------------------------------------
+    # -- interface -----------------------------------------------------------------------------------------
 
     def handle(self, kind: int, function: Handler, *, bulk: bool = False) -> None:
         """`function(sender, payload)` returns bytes (None: empty), or an awaitable of them. `bulk`: other
@@ -156,8 +156,8 @@ class Peers:
     def call(
         self, k: int, kind: int, payload: bytes = b"", timeout_s: float | None = None
     ) -> "asyncio.Future[bytes]":
-        """The answer of worker `k`; the call is on its way when this returns. Raises PeerLost (also if `k` is
-        not up now), TimeoutError, KafkaError and PeerTrouble."""
+        """Return the answer of worker `k`; the call has been sent when this returns. Raises PeerLost (also if
+        `k` is not up now), TimeoutError, KafkaError and PeerTrouble."""
         assert k != self.me and 0 < kind < HELLO
         future: asyncio.Future[bytes] = self._loop.create_future()
         link = self._links.get(k)
@@ -175,7 +175,7 @@ class Peers:
         return future
 
     def tell(self, k: int, kind: int, payload: bytes = b"") -> bool:
-        """Whether it is on its way; False: `k` is not up, and on_up will say when to tell it all anew."""
+        """Return whether it was sent. False: `k` is not up; send everything again when on_up is called."""
         assert k != self.me and 0 < kind < HELLO
         link = self._links.get(k)
         if link is None:
@@ -184,7 +184,7 @@ class Peers:
         return True
 
     async def wait_up(self, k: int, timeout_s: float | None = None) -> None:
-        """Until worker `k` can be called. Raises TimeoutError."""
+        """Wait until worker `k` can be called. Raises TimeoutError."""
         if k in self.up:
             return
         waiting = (k, self._loop.create_future())
@@ -195,8 +195,8 @@ class Peers:
             self._waiting.remove(waiting)
 
     def call_blocking(self, k: int, kind: int, payload: bytes, timeout_s: float) -> bytes:
-        """As `call`, while the loop does not run: over a connection of its own. It waits for a worker that is
-        not there yet, and asks its successor where one dies. Raises PeerLost when the time is over."""
+        """Like `call`, while the loop is not running: over a connection of its own. It waits for a worker
+        that is not up yet, and asks the successor if one dies. Raises PeerLost on a timeout."""
         deadline = time.monotonic() + timeout_s
         while (left_s := deadline - time.monotonic()) > 0:
             try:
@@ -206,7 +206,7 @@ class Peers:
         raise PeerLost(f"worker {k} did not answer within {timeout_s:g} s")
 
     def close(self) -> None:
-        """Nothing is called any more; what waits for an answer fails with PeerLost."""
+        """Call no more handlers; calls that wait for an answer fail with PeerLost."""
         if self._closed:
             return
         self._closed = True
@@ -229,7 +229,7 @@ class Peers:
             return
         try:
             connecting.setblocking(False)
-            connecting.connect(self._addresses[k])  # at once, or not at all: a backlog may be full
+            connecting.connect(self._addresses[k])  # immediate, or it fails: a backlog may be full
         except OSError:
             connecting.close()
             self._loop.call_later(RETRY_S, self._connect, k)
@@ -264,10 +264,10 @@ class Peers:
             accepted.setblocking(False)
             link = _Link(self, accepted, None)
             self._all.add(link)
-            link.readable()  # hellos are heard in the order in which they came
+            link.readable()  # hellos are handled in order of arrival
 
     def _hello(self, link: "_Link", payload: bytes) -> None:
-        """The first frame of each side. Raises _Hangup."""
+        """Handle the first frame of each side. Raises _Hangup."""
         if len(payload) != HELLO_BODY.size:
             raise _Hangup("no hello")
         magic, purpose, k = HELLO_BODY.unpack(payload)
@@ -281,8 +281,8 @@ class Peers:
             if k <= self.me:
                 raise _Hangup(f"worker {k} does not connect to worker {self.me}")
             link.k = k
-            if k in self._links:  # its predecessor is dead, and we have not seen it yet
-                self._links[k].readable()  # it has said its last words
+            if k in self._links:  # its predecessor is dead, but that was not noticed yet
+                self._links[k].readable()  # read the frames that it sent before
                 if k in self._links:
                     self._lost(self._links[k])
             link.send(HELLO, 0, HELLO_BODY.pack(MAGIC, PAIR, self.me))
@@ -297,7 +297,7 @@ class Peers:
             function(k)
 
     def _lost(self, link: "_Link") -> None:
-        """The other side is gone."""
+        """Handle the end of the other side."""
         if link not in self._all:
             return
         was_up = self._discard(link)
@@ -311,7 +311,7 @@ class Peers:
             self._loop.call_soon(self._connect, k)
 
     def _discard(self, link: "_Link") -> bool:
-        """Was it up?"""
+        """Remove the link. Return whether it was up."""
         self._all.discard(link)
         link.close()
         was_up = link.k is not None and self._links.get(link.k) is link
@@ -379,7 +379,7 @@ class Peers:
             body = FAILED_BODY.pack(of_kafka, code) + (text or "").encode("utf-8", "replace")
             link.send(FAILED, call_id, body)
         if isinstance(trouble, AssertionError):
-            raise trouble  # we are wrong: the loop's handler ends this worker
+            raise trouble  # a bug: the loop's handler ends this worker
         if not isinstance(trouble, KafkaError) or not call_id:
             logger.error("what worker %s asked failed (kind %d)", link.k, kind, exc_info=trouble)
 
@@ -410,24 +410,24 @@ class _Call:
 
 
 class _Hangup(Exception):
-    """The other side does not speak our language."""
+    """The peer speaks an unsupported protocol version."""
 
 
 class _Link:
-    """One connection. A failed write only stops the writing: what the other side had sent before it died is
-    still read, and its end is found by reading."""
+    """One connection. A failed write only ends writing: frames that the other side had sent before it died
+    are still read, and reading finds its end."""
 
     def __init__(self, peers: Peers, connected: socket.socket, k: int | None) -> None:
         self.peers = peers
-        self.k = k  # whose it is; None: not said yet
+        self.k = k  # the peer's index; None: not known yet
         self.accepted = k is None
         self.greeted = False
         self._socket = connected
         self._loop = peers._loop
         self._in = bytearray()
-        self._parts_in = bytearray()  # of large frames, as parts bring them
+        self._parts_in = bytearray()  # parts of large frames that have arrived
         self._out: deque[memoryview] = deque()
-        self._bulk_out: deque[memoryview] = deque()  # large frames: a part is sent when `_out` is empty
+        self._bulk_out: deque[memoryview] = deque()  # large frames: their parts are sent when `_out` is empty
         self._queued = 0  # bytes in both
         self._writing = False  # the loop calls `_write_on` when there is room
         self._broken = False
@@ -449,7 +449,7 @@ class _Link:
             self._loop.call_soon(self.peers._lost, self)
 
     def _next_part(self) -> memoryview:
-        """The next part of the first large frame, as a frame of its own."""
+        """Return the next part of the first large frame, as a frame of its own."""
         frame = self._bulk_out[0]
         part, rest = frame[:PART_BYTES], frame[PART_BYTES:]
         if rest:
@@ -521,7 +521,7 @@ class _Link:
                 return
 
     def take_part(self, part: bytes) -> None:
-        """The parts together are frames again. Raises _Hangup."""
+        """Reassemble frames from parts. Raises _Hangup."""
         self._parts_in += part
         self._take_frames(self._parts_in)
 
@@ -551,7 +551,7 @@ class _Link:
 
 
 def _fail(future: "asyncio.Future[bytes]", trouble: Exception) -> None:
-    """Who asked may have stopped waiting; that is nothing to tell the loop's exception handler."""
+    """Fail a call. The caller may have stopped waiting; the loop's exception handler must not get that."""
     future.set_exception(trouble)
     future.exception()
 
@@ -563,7 +563,7 @@ def _failure(payload: bytes) -> Exception:
 
 
 def _ask(address: bytes, me: int, kind: int, payload: bytes, timeout_s: float) -> bytes:
-    """One blocking call. OSError: it may be asked again."""
+    """Make one blocking call. After OSError it may be repeated."""
     deadline = time.monotonic() + timeout_s
 
     def left_s() -> float:

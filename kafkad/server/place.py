@@ -17,17 +17,18 @@ from kafkad.server.heartbeat import Heartbeats
 BROKEN = 70  # EX_SOFTWARE
 NO_DIRECTORY = 74  # EX_IOERR
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-STOP = signal.SIGUSR1  # what ends one of several workers, by the supervisor: hang up, then once more: stop
+STOP = signal.SIGUSR1  # to one of several workers: first close connections, then stop
 
 
 @dataclass(slots=True)
 class Place:
-    """What a worker of several is given: which one it is, and its share of what was made before the fork."""
+    """The parameters of one of several workers: its index, and its share of what was created before the
+    fork."""
 
     me: int
     count: int
-    restarted: bool  # others may have lived on while its predecessor died
-    incarnation_id: bytes  # of the broker, the same in all workers and over their restarts
+    restarted: bool  # others may have kept running when its predecessor died
+    incarnation_id: bytes  # of the broker: the same in all workers and after their restarts
     log_dirs: LogDirs  # opened: locked and identified
     mailboxes: Mailboxes
     hosts: HostCounts
@@ -35,9 +36,9 @@ class Place:
     quotas: QuotaTable
     throttles: QuotaTable  # of replication
     heartbeats: Heartbeats
-    sockets: list[tuple[socket, str]]  # listening, and the name of their listener
-    endpoints: list[Endpoint]  # as bound: ports are real
+    sockets: list[tuple[socket, str]]  # listening sockets, and the name of their listener
+    endpoints: list[Endpoint]  # as bound, with the actual ports
     peer_sockets: list[socket]
     peer_addresses: list[bytes]
     first_image: metadata_feed.FirstImage
-    tell: Callable[..., None]  # the supervisor: tell(ready=True), tell(trouble=sentence), as above
+    tell: Callable[..., None]  # reports to the supervisor: tell(ready=True), tell(trouble=message)

@@ -12,10 +12,10 @@ from kafkad.protocol import messages
 
 
 def preload() -> None:
-    """Make the message classes of every served API, and the plans of all versions.
+    """Create the message classes of every served API, and the plans of all versions.
 
-    A plan lives as long as the process. One that is made in the middle of a large request pins a mebibyte of
-    Python's heap, of which the rest is free again after it."""
+    A plan lives as long as the process. One that is created during a large request would pin a mebibyte of
+    Python's heap, of which the rest is free afterwards."""
     for key, row in table.BY_KEY.items():
         for cls in (messages.request_class(key), messages.response_class(key)):
             for version in range(row.low, row.high + 1):

@@ -21,7 +21,7 @@ NOT_VERIFIED = "Unable to verify the partition has been added to the transaction
 
 
 class WideGate(Protocol):
-    """server.TransactionGate, as far as Produce needs it."""
+    """The part of server.TransactionGate that Produce needs."""
 
     def admit_all(
         self,
@@ -36,7 +36,7 @@ class WideGate(Protocol):
 
 
 def produce_gate(gate: WideGate) -> Gate:
-    """The gate that `Reactor.serve_transactions` takes."""
+    """Return the gate for `Reactor.serve_transactions`."""
 
     def ask(
         transactional_id: str,
@@ -56,7 +56,7 @@ def produce_gate(gate: WideGate) -> Gate:
 
 
 def answer_of(code: int, version: int) -> tuple[int, str | None]:
-    """A coordinator's answer about one partition, for a client of this version of Produce."""
+    """Return a coordinator's answer about one partition, for a client of this version of Produce."""
     told = produce_error(code, version)
     if told == errors.INVALID_TXN_STATE:
         return told, NOT_ADDED

@@ -11,29 +11,30 @@ from typing import Any
 
 from kafkad.protocol.errors import COORDINATOR_LOAD_IN_PROGRESS, KafkaError
 
-NEXT_WANTED_AT = 10  # the part of a block that is left when the next one is asked for
+NEXT_WANTED_AT = 10  # the next block is requested when this fraction (1/n) of the current one is left
 
 
 class ProducerIds:
-    """`controller.allocate_producer_ids` gives (first, count) of a block, or an awaitable of it."""
+    """`controller.allocate_producer_ids` returns (first, count) of a block, or an awaitable of it."""
 
     def __init__(self, controller: Any) -> None:
         self._controller = controller
         self._next = 0
         self._end = 0
-        self._low = 0  # how many are left when the next block is asked for
+        self._low = 0  # how many are left when the next block is requested
         self._spare: tuple[int, int] | None = None  # the next block
         self._coming: asyncio.Future[tuple[int, int]] | None = None
 
     def generate(self) -> int | Awaitable[int]:
-        """A producer id that nobody has had, or an awaitable of it. Raises KafkaError where no new block can
-        be had."""
+        """Return an unused producer id, or an awaitable of it. Raises KafkaError if no new block is
+        available."""
         if self._next == self._end:
             self._ask()
         return self._later() if self._next == self._end else self._take()
 
     def take(self) -> int:
-        """A producer id at once. Raises KafkaError: COORDINATOR_LOAD_IN_PROGRESS while none is here."""
+        """Return a producer id at once. Raises KafkaError COORDINATOR_LOAD_IN_PROGRESS if none is
+        available."""
         if self._next == self._end:
             self._ask()
         if self._next == self._end:
@@ -41,8 +42,8 @@ class ProducerIds:
         return self._take()
 
     def coming(self) -> Awaitable[Any] | None:
-        """What to await before `take`, where that would fail; it fails all the same if no block can be had.
-        Raises KafkaError."""
+        """Return what to await before `take`, if that would fail now. `take` still fails if no block is
+        available. Raises KafkaError."""
         if self._next == self._end:
             self._ask()
         if self._next != self._end or self._coming is None:
@@ -50,7 +51,7 @@ class ProducerIds:
         return asyncio.wait([self._coming])
 
     def _ask(self) -> None:
-        """Ask for the next block, if there is none and none is on its way."""
+        """Request the next block, if there is none and none was requested."""
         if self._coming is not None and self._coming.done():
             self._arrived(self._coming)
         if self._coming is not None or self._spare is not None or self._end - self._next > self._low:
@@ -69,7 +70,7 @@ class ProducerIds:
             block, self._spare = self._spare, None
             self._begin(block)
         elif self._low and self._end - self._next == self._low:
-            with suppress(KafkaError):  # who finds no id at all is told
+            with suppress(KafkaError):  # callers that find no id at all get the error
                 self._ask()
         return taken
 
@@ -81,8 +82,8 @@ class ProducerIds:
         self._next, self._end, self._low = first, first + count, count // NEXT_WANTED_AT
 
     def _arrived(self, coming: "asyncio.Future[tuple[int, int]]") -> None:
-        """Take the block over, once. Its callback comes a moment after it is done, and somebody who asks in
-        between must not wait for what is there already."""
+        """Take the block over, once. The future's callback runs a moment after it is done; a request in
+        between must not wait for a block that is there already."""
         if coming is not self._coming:
             return
         self._coming = None

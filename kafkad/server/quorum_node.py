@@ -35,14 +35,14 @@ Address = tuple[str, int]
 
 
 class Link:
-    """The channel to one node. `busy`: an answer is waited for."""
+    """The channel to one node. `busy`: it waits for an answer."""
 
     __slots__ = ("at", "busy", "channel", "closed")
 
     def __init__(self, at: Address) -> None:
         self.at = at
         self.busy = False
-        self.closed = False  # another one has taken its place
+        self.closed = False  # another link has replaced it
         self.channel: Channel | None = None
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class QuorumNode:
         self._closed = False
 
     def start(self) -> None:
-        """The node is open."""
+        """Begin: the node is open."""
         self.wake()
 
     # -- turns ---------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class QuorumNode:
             self._woken = self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Apply what is committed, do what is due, and come again when more is."""
+        """Apply what is committed, do what is due, and schedule the next turn."""
         self._woken = None
         if self._timer is not None:
             self._timer.cancel()
@@ -118,10 +118,10 @@ class QuorumNode:
                 return True
         return False
 
-    # -- requests of others --------------------------------------------------------------------------------
+    # -- requests of other nodes ---------------------------------------------------------------------------
 
     async def handle(self, request: Any) -> Any:
-        """The answer of a raft request."""
+        """Return the answer to a raft request."""
         answer: asyncio.Future[Any] = self._loop.create_future()
 
         def reply(response: Any) -> None:
@@ -136,7 +136,7 @@ class QuorumNode:
         self.wake()
         return await answer
 
-    # -- our requests --------------------------------------------------------------------------------------
+    # -- requests of this node -----------------------------------------------------------------------------
 
     def send(self, node_id: int, host: str, port: int, request: Any, token: int) -> None:
         link = self._links.get(node_id)
@@ -165,7 +165,7 @@ class QuorumNode:
             logger.warning("the metadata quorum: %s", trouble)
         finally:
             link.busy = False
-            if link.closed:  # while it was being connected
+            if link.closed:  # closed while it was being connected
                 link.close()
         if self._closed:
             return
@@ -201,7 +201,7 @@ class QuorumNode:
 
 
 def _lowest(request: Any) -> int:
-    """The oldest version that says what we mean."""
+    """Return the oldest version that can express the request."""
     if type(request) is messages.FetchRequest:
         return OLDEST_FETCH
     if type(request) is messages.VoteRequest and request.topics[0].partitions[0].pre_vote:

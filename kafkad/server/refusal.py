@@ -10,7 +10,7 @@ from typing import Any
 from kafkad.protocol import codec
 from kafkad.server.turns import Steps
 
-# (response struct, its array) -> what the request calls it, where the names differ
+# (response struct, its array) -> the name of the array in the request, if it differs
 RENAMED = {
     ("AlterUserScramCredentialsResponse", "results"): ("deletions", "upsertions"),
     ("CreateAclsResponse", "results"): ("creations",),
@@ -33,19 +33,19 @@ RENAMED = {
     ("OffsetFetchResponse.Topics", "partitions"): ("partition_indexes",),
     ("OffsetFetchResponse.Groups.Topics", "partitions"): ("partition_indexes",),
 }
-# what a bare string or number of the request becomes
+# the field that gets a plain string or number of the request
 NAMES = ("name", "group_id", "transactional_id", "key", "partition_index")
 CODES = ("error_code", "partition_error_code")
-# arrays that are null when all is refused, as with Kafka
+# arrays that are null in a refusal, as in Kafka
 NULL = {("DescribeClientQuotasResponse", "entries")}
-# offsets that are none, where the schema's default is 0
+# offsets that are -1 in a refusal, although the schema's default is 0
 NO_OFFSETS = ("committed_offset", "low_watermark")
 
 
 def refusal(api_key: int, version: int, request: Any, code: int, message: str | None = None) -> Steps:
-    """The response that says `code` for all of `request`, in steps. Empty, as with Kafka, when the request
-    names nothing, or when this version has no error code (DescribeLogDirs before v3). None where no version
-    has one."""
+    """Return, in steps, the response with `code` for all of `request`. It is empty, as in Kafka, if the
+    request names nothing, or if this version has no error code (DescribeLogDirs before v3). None if no
+    version has one."""
     response = codec.response_class(api_key)()
     if not _has_code(response.SPEC):
         return None
@@ -60,7 +60,7 @@ def _has_code(spec: Any) -> bool:
 
 
 def _mirror(target: Any, version: int, source: Any, code: int, message: str | None) -> Steps:
-    """Fill one struct of the response from its like in the request."""
+    """Fill one struct of the response from the corresponding one in the request."""
     for field in target.SPEC.fields:
         if not field.versions[0] <= version <= field.versions[1]:
             continue

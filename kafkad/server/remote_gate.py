@@ -18,7 +18,7 @@ from kafkad.protocol.errors import KafkaError
 from kafkad.server.broker_channels import BrokerChannels, BrokerQueues, Complaints
 from kafkad.server.transaction_storage import TRANSACTION_TOPIC
 
-AT_ONCE: Final = 500  # transactions of one request
+AT_ONCE: Final = 500  # transactions per request
 BROKERS_FROM: Final = 4  # the first version that brokers may send
 
 Request = messages.AddPartitionsToTxnRequest
@@ -52,7 +52,7 @@ class RemoteGate:
         self._complaints = Complaints("transactions that it coordinates")
 
     def coordinator_of(self, transactional_id: str) -> int | None:
-        """The broker that coordinates it, if that is another one; -1: nobody does. None: it is this one."""
+        """Return the other broker that coordinates it; -1: there is none; None: this broker does."""
         topic = self._image().topics.get(TRANSACTION_TOPIC)
         state = None if topic is None else topic.partitions.get(self._partition_for(transactional_id))
         if state is None:
@@ -60,14 +60,15 @@ class RemoteGate:
         return None if state.leader == self._me else state.leader
 
     def ask(self, broker_id: int, entry: Any, done: Answered) -> None:
-        """`done` with the coordinator's answers about the partitions of `entry`."""
+        """Call `done` with the coordinator's answers about the partitions of `entry`."""
         if broker_id < 0:
             done([errors.COORDINATOR_NOT_AVAILABLE] * count_of(entry))
         else:
             self._queues.put(broker_id, Asked(entry, done))
 
     async def _send(self, broker_id: int, queue: deque[Asked]) -> None:
-        """One request. An answer names transactional ids, so each is in it once: a second question waits."""
+        """Send one request. The answer identifies entries by transactional id, so each is in it once: a
+        second question waits."""
         asked: list[Asked] = []
         names: set[str] = set()
         while queue and len(asked) < AT_ONCE and queue[0].entry.transactional_id not in names:
@@ -83,7 +84,7 @@ class RemoteGate:
             self._answer_all(asked, errors.NETWORK_EXCEPTION)
         except KafkaError as trouble:
             self._complaints.failed(broker_id, trouble)
-            for each in asked:  # Kafka lets a batch pass that such an old broker cannot be asked about
+            for each in asked:  # Kafka accepts a batch that such an old broker cannot verify
                 code = errors.NONE if each.entry.verify_only else errors.INVALID_TXN_STATE
                 self._answer_all([each], code)
         else:

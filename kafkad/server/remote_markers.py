@@ -20,7 +20,7 @@ from kafkad.protocol.errors import KafkaError
 from kafkad.server.broker_channels import BrokerChannels, BrokerQueues, Complaints
 from kafkad.server.marker_transport import codes_of, entry_of
 
-AT_ONCE: Final = 1_000  # partitions of one request, which is made in one turn of the loop
+AT_ONCE: Final = 1_000  # partitions per request, which is built in one turn of the loop
 
 
 class Answers(Protocol):
@@ -57,7 +57,7 @@ class RemoteMarkers:
     def take(
         self, marker: Marker, partitions: list[TopicPartition], answers: Answers
     ) -> list[TopicPartition]:
-        """Send the marker to the partitions of other brokers; the partitions of this broker are returned."""
+        """Send the marker to the partitions of other brokers. Return the partitions of this broker."""
         topics = self._image().topics
         ours: list[TopicPartition] = []
         unled: list[TopicPartition] = []
@@ -65,7 +65,7 @@ class RemoteMarkers:
         for each in partitions:
             topic = topics.get(each[0])
             state = None if topic is None else topic.partitions.get(each[1])
-            if state is None or state.leader == self._me:  # of an unknown one, our own logs say so
+            if state is None or state.leader == self._me:  # our own logs refuse an unknown one
                 ours.append(each)
             elif state.leader < 0:
                 unled.append(each)
@@ -79,7 +79,8 @@ class RemoteMarkers:
         return ours
 
     async def _send(self, broker_id: int, queue: deque[Share]) -> None:
-        """One request. An answer names producers, so each is in it once: a second share of one waits."""
+        """Send one request. The answer identifies markers by producer, so each producer is in it once: a
+        second share of the same producer waits."""
         shares: list[Share] = []
         producers: set[int] = set()
         room = AT_ONCE

@@ -44,15 +44,15 @@ from kafkad.server.turns import Steps, Turns
 
 logger = logging.getLogger(__name__)
 
-FORWARD = 1  # its kind between peers
-CONTROLLER = 0  # the worker that it lives in
+FORWARD = 1  # kind of message between peers
+CONTROLLER = 0  # the worker that has it
 LENGTHS = struct.Struct("<6H")
 
-PATIENCE_S = 5.0  # for the controller, or one of all, to come back
-TIMEOUT_S = 30.0  # of an answer, as long as clients wait by default
+PATIENCE_S = 5.0  # how long to wait for the controller's worker, or for one of all, to come back
+TIMEOUT_S = 30.0  # for an answer: as long as clients wait by default
 HELD = frozenset(
     {11, 14, 21}
-)  # JoinGroup and SyncGroup take as long as their group, DeleteRecords as it says
+)  # JoinGroup and SyncGroup take as long as their group, DeleteRecords as its timeout
 
 LIST_OFFSETS, OFFSET_FETCH, DESCRIBE_GROUPS, LIST_GROUPS, DELETE_RECORDS = 2, 9, 15, 16, 21
 INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH, DESCRIBE_LOG_DIRS, DELETE_GROUPS = 22, 23, 35, 42
@@ -60,11 +60,11 @@ ADD_PARTITIONS_TO_TXN, WRITE_TXN_MARKERS, INCREMENTAL_ALTER_CONFIGS = 24, 27, 44
 DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 61, 65, 66
 SEVERAL_GROUPS_FROM = 8  # OffsetFetch
 SEVERAL_TRANSACTIONS_FROM = 4  # AddPartitionsToTxn
-LOOKED_AT = 64  # elements of one step
-LONG_NAME = 512  # characters: to find the owner of such a group is a step of its own
-ANSWER_MAX = 128 << 20  # bytes of one from another worker, both of which hold it
+LOOKED_AT = 64  # elements per step
+LONG_NAME = 512  # characters: finding the owner of such a group is a step of its own
+ANSWER_MAX = 128 << 20  # bytes of an answer from another worker, which both workers hold
 
-# What a client is told when the worker that should have answered is gone.
+# The code for a client if the worker that should have answered is gone.
 LOST = {
     Route.CONTROLLER: errors.REQUEST_TIMED_OUT,
     Route.GROUP: errors.NOT_COORDINATOR,
@@ -74,18 +74,19 @@ LOST = {
 }
 LOST_BY_KEY = {
     LIST_GROUPS: errors.COORDINATOR_NOT_AVAILABLE,
-    LIST_TRANSACTIONS: errors.COORDINATOR_LOAD_IN_PROGRESS,  # the one on which clients ask again
-    INIT_PRODUCER_ID: errors.COORDINATOR_LOAD_IN_PROGRESS,  # Kafka's code while no block of ids can be had
+    LIST_TRANSACTIONS: errors.COORDINATOR_LOAD_IN_PROGRESS,  # the code after which clients ask again
+    INIT_PRODUCER_ID: errors.COORDINATOR_LOAD_IN_PROGRESS,  # Kafka's code while no block of ids is available
 }
 
 
 class Names(NamedTuple):
-    """What an API that asks topics for partitions calls them; `number` is None where they are bare."""
+    """The field names of an API with partitions by topic; `number` is None if partitions are plain
+    numbers."""
 
     topic: str
     partitions: str
     number: str | None
-    each_once: bool = False  # whether an answer has each topic and partition once, and no topic without any
+    each_once: bool = False  # an answer has each topic and partition once, and no topic without partitions
 
 
 BY_PARTITION = {
@@ -95,7 +96,7 @@ BY_PARTITION = {
     DESCRIBE_PRODUCERS: Names("name", "partition_indexes", None),
 }
 
-# Arrays of a request whose elements are answered one by one, and what the response calls them.
+# Arrays of a request whose elements are answered one by one, and their names in the response.
 LISTED = {
     OFFSET_FETCH: ("groups", "groups"),
     DESCRIBE_GROUPS: ("groups", "groups"),
@@ -109,7 +110,7 @@ Execute = Callable[[Api, RequestContext, Any], Any]
 
 
 class RemoteClient:
-    """What a handler sees as the connection of a client that is connected to another worker."""
+    """The connection, for a handler, of a client that is connected to another worker."""
 
     __slots__ = (
         "by_token",
@@ -132,7 +133,7 @@ class RemoteClient:
 
 
 class Router:
-    """One a worker. `execute(api, context, request)` returns a response, or an awaitable of one, and raises
+    """One per worker. `execute(api, context, request)` returns a response, or an awaitable of one, and raises
     nothing."""
 
     def __init__(self, services: Services, table: dict[int, Api], execute: Execute, turns: Turns) -> None:
@@ -157,18 +158,18 @@ class Router:
         self._peers.handle(FORWARD, self._forwarded, bulk=True)
 
     def route(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
-        """In steps. None: all of it is this worker's. Else an awaitable of the response, as a message or as
-        its frame; what is sent is on its way when this returns."""
+        """Route in steps. None: this worker answers all of it. Otherwise an awaitable of the response, a
+        message or its frame; requests to other workers have been sent when this returns."""
         return (yield from self._routes[api.route](api, context, request, frame))
 
-    # -- whose it is ---------------------------------------------------------------------------------------
+    # -- owners --------------------------------------------------------------------------------------------
 
     def _to_controller(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
         if api.key == INCREMENTAL_ALTER_CONFIGS:
             everybody = tuple(range(self._peers.count))
             workers = []
             for resource in request.resources:
-                # log levels are a process's own
+                # each process has its own log levels
                 workers.append(everybody if resource.resource_type == BROKER_LOGGER else (CONTROLLER,))
                 if len(workers) % LOOKED_AT == 0:
                     yield
@@ -222,7 +223,7 @@ class Router:
 
     def _to_partitions(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
         in_rows = False
-        if api.key == LIST_OFFSETS and context.version > 0:  # v0 asks for segments, which their owner knows
+        if api.key == LIST_OFFSETS and context.version > 0:  # v0 asks for segments: only the owner knows
             in_rows = yield from list_offsets.in_rows(self._services, request)
         if in_rows:
             return None
@@ -257,7 +258,7 @@ class Router:
     def _split_topic(
         self, topic: Any, names: Names
     ) -> Generator[None, None, tuple[list[int], dict[int, list[Any]]]]:
-        """The owner of each partition that is asked for, and by owner what is asked of it."""
+        """Return the owner of each partition in the request, and by owner its part of the request."""
         name = getattr(topic, names.topic)
         owners: list[int] = []
         shares: dict[int, list[Any]] = {}
@@ -288,7 +289,7 @@ class Router:
         workers: Sequence[tuple[int, ...]],
         places: list[int] | None = None,
     ) -> Steps:
-        """Each element goes to its `workers`. `places`: the number of the element for each place of the
+        """Send each element to its `workers`. `places`: the number of the element for each place of the
         answer, if they differ."""
         shares: dict[int, list[Any]] = {}
         for count, (element, its_workers) in enumerate(zip(elements, workers, strict=True)):
@@ -305,12 +306,12 @@ class Router:
         answers = yield from self._ask_all(api, context, parts)
         return self._merged_list(answered, workers, answers, places)
 
-    # -- asking --------------------------------------------------------------------------------------------
+    # -- sending requests ----------------------------------------------------------------------------------
 
     def _whole(
         self, worker: int, api: Api, context: RequestContext, request: Any, frame: bytes
     ) -> Awaitable[Any | bytes | None]:
-        """The answer's frame; a message where the worker is gone, None where there is none to be had."""
+        """Return the answer's frame; a message if the worker is gone; None if no answer is available."""
         return self._relayed(api, context, request, self._ask(worker, api, pack(context, frame)))
 
     async def _relayed(
@@ -324,8 +325,8 @@ class Router:
     def _ask_all(
         self, api: Api, context: RequestContext, parts: dict[int, Any], frame: bytes | None = None
     ) -> Generator[None, None, dict[int, Any]]:
-        """By worker what will be its response: a message, or an awaitable of one. Ours is answered last, when
-        the others have begun. `frame`: of all of them, where they are the same."""
+        """Return by worker its response: a message, or an awaitable of one. This worker's part is answered
+        last, when the others have begun. `frame`: the request for all of them, if it is the same."""
         answers: dict[int, Any] = {}
         for worker, request in parts.items():
             if worker != self._me:
@@ -358,7 +359,7 @@ class Router:
         return await result if inspect.isawaitable(result) else result
 
     def _ask(self, worker: int, api: Api, payload: bytes) -> Awaitable[bytes]:
-        """The answer of another worker; the call is sent before this returns, if it can be."""
+        """Return another worker's answer; the call is sent before this returns, if possible."""
         timeout_s = None if api.key in HELD else TIMEOUT_S
         if api.route not in (Route.CONTROLLER, Route.EVERY) and api.key != INIT_PRODUCER_ID:
             return self._peers.call(worker, FORWARD, payload, timeout_s)  # type: ignore[no-any-return]
@@ -368,7 +369,7 @@ class Router:
     async def _ask_patiently(
         self, worker: int, api: Api, payload: bytes, timeout_s: float | None, call: Awaitable[bytes] | None
     ) -> bytes:
-        """Waits for a worker that is not there; one that dies over it is asked again only where that changes
+        """Wait for a worker that is not up. If one dies during the call, repeat the call only if that changes
         nothing."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE_S
@@ -393,14 +394,14 @@ class Router:
         logger.debug("%s v%d is refused: %s", api.name, context.version, trouble)
         return refusal(api.key, context.version, request, code)
 
-    # -- being asked ---------------------------------------------------------------------------------------
+    # -- handling forwarded requests -----------------------------------------------------------------------
 
     def _forwarded(self, sender: int, payload: bytes) -> Any:
         steps = self._forwarded_in_steps(payload)
         return at_once(steps) if len(payload) < codec.WIDE_FRAME else self._turns.run(steps)
 
     def _forwarded_in_steps(self, payload: bytes) -> Steps:
-        """The frame of the answer, or an awaitable of it."""
+        """Return the frame of the answer, or an awaitable of it."""
         client, frame = unpack(payload)
         header, request = yield from codec.decode_request_in_steps(frame)
         api = self._table[header.request_api_key]
@@ -434,13 +435,13 @@ class Router:
         return encoded
 
     def _encoded(self, context: RequestContext, answer: list[Any]) -> Any:
-        """The answer's frame, or an awaitable of it; nothing for None."""
+        """Return the answer's frame, or an awaitable of it; empty for None."""
         if answer[0] is None:
             return b""
         frame = codec.encode_narrow_response(answer[0], context.version, context.correlation_id)
         return self._turns.run(_encode_wide(context, answer)) if frame is None else frame
 
-    # -- putting together ----------------------------------------------------------------------------------
+    # -- merging -------------------------------------------------------------------------------------------
 
     async def _merged_partitions(
         self, request: Any, names: Names, owners: list[list[int]], answers: dict[int, Any]
@@ -474,7 +475,7 @@ class Router:
 
 
 def like(message: Any, **changes: Any) -> Any:
-    """A message of the same fields, but for `changes`."""
+    """Return a copy of a message with `changes`."""
     fields = {field.name: getattr(message, field.name) for field in message.SPEC.fields}
     return type(message)(**{**fields, **changes})
 
@@ -505,15 +506,15 @@ def unpack(payload: bytes) -> tuple[RemoteClient, bytes]:
 
 
 async def _all(answers: dict[int, Any]) -> dict[int, Any]:
-    """The responses, all of which have begun already."""
+    """Return the responses, all of which have begun already."""
     waiting = [worker for worker, answer in answers.items() if inspect.isawaitable(answer)]
     found = await asyncio.gather(*(answers[worker] for worker in waiting))
     return answers | dict(zip(waiting, found, strict=True))
 
 
 def _each_once(api: Api, elements: Sequence[Any]) -> Generator[None, None, tuple[list[Any], list[int]]]:
-    """(elements without those that ask for the same again, for each element the number of the one like
-    it). A group that is named 100,000 times would otherwise be sent from worker to worker 100,000 times."""
+    """Return (elements without repetitions, for each original element the number of its equal). A group that
+    is named 100,000 times would otherwise be sent between workers 100,000 times."""
     first: dict[Any, int] = {}
     once: list[Any] = []
     places: list[int] = []
@@ -531,8 +532,8 @@ def _each_once(api: Api, elements: Sequence[Any]) -> Generator[None, None, tuple
 
 
 def _encode_wide(context: RequestContext, answer: list[Any]) -> Generator[None, None, bytes]:
-    """The frame of `answer`, which is emptied; nothing if it is above ANSWER_MAX."""
-    # One piece of memory: the system has it back at once, as it would not have many small ones.
+    """Return the frame of `answer`, which is emptied; empty if it is larger than ANSWER_MAX."""
+    # One piece of memory returns to the system at once; many small pieces would not.
     frame = bytearray()
 
     def write(piece: bytes) -> bool:
@@ -571,7 +572,7 @@ def _merge_partitions(
 
 
 def _merge_once(request: Any, names: Names, owners: list[list[int]], responses: dict[int, Any]) -> Steps:
-    """As `_merge_partitions`, where workers answer a topic or partition that is named twice once."""
+    """Like `_merge_partitions`, if workers answer a repeated topic or partition once."""
     assert names.number is not None
     owner_of: dict[str, dict[int, int]] = {}
     count = 0
@@ -621,7 +622,7 @@ def _merge_list(answered: str, workers: Sequence[tuple[int, ...]], responses: di
 
 
 def _merge_groups(responses: Iterable[Any]) -> Steps:
-    """A client that is told an error asks again, and gets no half of the groups meanwhile."""
+    """Merge groups. A client that gets an error asks again, and meanwhile gets no incomplete list."""
     merged = messages.ListGroupsResponse()
     for response in responses:
         if response.error_code and not merged.error_code:
@@ -634,7 +635,7 @@ def _merge_groups(responses: Iterable[Any]) -> Steps:
 
 
 def _merge_transactions(responses: Iterable[Any]) -> Steps:
-    """As `_merge_groups`."""
+    """Like `_merge_groups`."""
     merged = messages.ListTransactionsResponse()
     for response in responses:
         if response.error_code and not merged.error_code:
@@ -648,7 +649,7 @@ def _merge_transactions(responses: Iterable[Any]) -> Steps:
 
 
 def _merge_log_dirs(responses: Iterable[Any]) -> Steps:
-    """Each worker tells of every directory, with its own logs in it."""
+    """Merge: each worker describes every directory, with its own logs in it."""
     merged = messages.DescribeLogDirsResponse()
     directories: dict[str, Any] = {}
     topics: dict[tuple[str, str], Any] = {}

@@ -24,7 +24,7 @@ class LoopScheduler:
         self._threads = Threads(lanes)
 
     def begin(self) -> None:
-        """Makes the threads. Raises OSError."""
+        """Start the threads. Raises OSError."""
         self._threads.begin()
 
     def call_later(self, delay_ms: float, fn: Callable[[], Any]) -> Handle:
@@ -43,8 +43,8 @@ class LoopScheduler:
         callback: Callable[[BaseException | None], Any],
         lane: str = "work",
     ) -> None:
-        """Run `fn` off the loop, in a thread of `lane` (server.threads); then `callback(None)`, or with what
-        it raised, on the loop."""
+        """Run `fn` off the loop, in a thread of `lane` (server.threads); then `callback` on the loop, with
+        None or the exception."""
 
         def finished(trouble: BaseException | None) -> None:
             self.call_soon_threadsafe(lambda: callback(trouble))
@@ -52,5 +52,5 @@ class LoopScheduler:
         self._threads.submit(lane, fn, finished)
 
     def close(self) -> None:
-        """Waits for what runs in threads; nothing new is taken."""
+        """Wait for running work; accept no more."""
         self._threads.close()

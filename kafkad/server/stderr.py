@@ -18,8 +18,8 @@ STDERR = 2
 
 
 def open_standard_streams() -> None:
-    """Descriptors 0 to 2 that came closed become /dev/null; else the next file that is opened would be one,
-    and what is said would be written into it.
+    """Open /dev/null for descriptors 0 to 2 that are closed. Otherwise the next opened file would get such a
+    number, and output would be written to it.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(fd, True)
@@ -27,7 +27,7 @@ def open_standard_streams() -> None:
 
 
 class StderrHandler(logging.Handler):
-    """Writes whole lines or none, and tells how many were lost once there is room again."""
+    """Writes whole lines or none, and reports how many were dropped once there is room again."""
 
     def __init__(self, fd: int = STDERR, *, shared: bool = False) -> None:
         """`shared`: with processes that are forked later."""

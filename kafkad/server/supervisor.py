@@ -81,33 +81,33 @@ from kafkad.server.stderr import STDERR
 logger = logging.getLogger("kafkad")
 
 BACKOFF_S = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
-ABORT_S = 2.0  # to say where it stands and go; then SIGKILL
-SETTLED_S = 10.0  # a worker that lived for so long dies as if for the first time
+ABORT_S = 2.0  # time to print its stack and end; then SIGKILL
+SETTLED_S = 10.0  # after this lifetime, a death counts as the first
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 PRCTL = ctypes.CDLL(None).prctl
 
 
 @dataclass(slots=True)
 class Child:
-    """One worker, as its parent sees it."""
+    """One worker, as the supervisor sees it."""
 
     k: int
-    pid: int = 0  # 0: not there
-    pipe: int = -1  # what it says; stays open until it is read to its end
+    pid: int = 0  # 0: not running
+    pipe: int = -1  # its reports; open until read to the end
     heard: bytes = b""
     begun_s: float = 0.0
-    deaths: int = 0  # in a row, and forks that failed
+    deaths: int = 0  # consecutive deaths and failed forks
     due_s: float | None = None  # when to fork it again
-    doomed_s: float | None = None  # it hangs: when to kill it without asking
+    doomed_s: float | None = None  # it hangs: when to send SIGKILL
     ready: bool = False
     quiet: bool = False
-    complained: bool = False  # it has said why it cannot start
+    complained: bool = False  # it has reported why it cannot start
     was_there: bool = False
-    closed: bool = False  # it served, and has left nothing open
+    closed: bool = False  # it served, and has closed everything
 
 
 class Wakeups:
-    """Signals, and deaths of children, as bytes that can be polled for."""
+    """Signals, and deaths of children, as bytes of a pipe."""
 
     def __init__(self) -> None:
         self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -118,14 +118,14 @@ class Wakeups:
                 signal.siginterrupt(number, False)
 
     def take(self) -> set[int]:
-        """Those that came since the last call."""
+        """Return the signals since the last call."""
         try:
             return set(os.read(self.fd, 4096))
         except BlockingIOError:
             return set()
 
     def leave(self) -> None:
-        """In a child: what comes from now on is its own, and the signals that end a broker are ignored."""
+        """Call in a child: later signals are its own, and those that end a broker are ignored."""
         signal.set_wakeup_fd(-1)
         os.close(self.fd)
         os.close(self._write)
@@ -135,7 +135,7 @@ class Wakeups:
 
 
 class Supervisor:
-    """`open`, then `run`, whose result is the exit code. `work(place)` is a worker's life, in its process."""
+    """Call `open`, then `run`, which returns the exit code. `work(place)` runs a worker, in its process."""
 
     def __init__(
         self,
@@ -155,14 +155,14 @@ class Supervisor:
         self._children = [Child(k) for k in range(count)]
         self._told_ready = False
         self._stopping = False
-        self._asked: set[int] = set()  # the pids that were told to stop, when all had hung up
-        self._look_s = 0.0  # when to look whether they move
-        self._code: int | None = None  # the exit code, once something has gone wrong
+        self._asked: set[int] = set()  # pids that were told to stop, after all had closed their connections
+        self._look_s = 0.0  # when to check next whether they make progress
+        self._code: int | None = None  # the exit code, once something has failed
 
     # -- before the fork -----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Raises ConfigError, DirectoryTrouble, ListenError."""
+        """Raise ConfigError, DirectoryTrouble, ListenError."""
         self.table = WatermarkTable(shared=True)
         self.log_dirs = LogDirs(self.config, clock=Clock(), scheduler=None, table=self.table)
         self.log_dirs.open()
@@ -190,7 +190,7 @@ class Supervisor:
                 mine.append((each, endpoint.listener))
             self.endpoints.append(endpoint._replace(port=bound[0].getsockname()[1]))
 
-    # -- the long wait -------------------------------------------------------------------------------------
+    # -- the main loop -------------------------------------------------------------------------------------
 
     def run(self) -> int:
         begun = time.monotonic()
@@ -198,7 +198,7 @@ class Supervisor:
             self._stop()
         else:
             gc.collect()
-            gc.freeze()  # so that no worker's collector writes into what they share
+            gc.freeze()  # so that the workers' garbage collectors do not write to shared pages
             for child in self._children:
                 try:
                     self._fork(child)
@@ -223,9 +223,9 @@ class Supervisor:
                 self._fork_due()
                 self._look_ready()
             self._look_for_hung()
-        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # the interpreter's end takes the handlers with it
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # the interpreter removes the handlers when it ends
         code = self._code or 0
-        # A start that was cut short has not looked at all logs: no mark may say that they are sound.
+        # A start that was interrupted has not checked all logs: write no clean-shutdown file.
         clean = code == 0 and all(child.closed for child in self._children)
         self.log_dirs.finish(clean=clean)
         if code == 0:
@@ -256,7 +256,7 @@ class Supervisor:
     # -- forking -------------------------------------------------------------------------------------------
 
     def _fork(self, child: Child) -> None:
-        """Raises OSError when the system has no process, memory or descriptor left for it."""
+        """Fork a worker. Raises OSError if the system has no process, memory or descriptor left."""
         assert child.pid == 0
         assert child.pipe < 0
         child.pipe, theirs = os.pipe2(os.O_CLOEXEC)
@@ -284,16 +284,16 @@ class Supervisor:
         child.doomed_s = None
 
     def _live(self, child: Child, pipe: int, parent: int) -> NoReturn:
-        """The child's side of the fork; it never comes back. STOP is blocked until the worker has a handler
-        for it."""
+        """Run the child's side of the fork; never return. STOP is blocked until the worker has a handler for
+        it."""
         code = 1
         try:
             self._wakeups.leave()
             PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
-                os._exit(1)  # it died before we asked
+                os._exit(1)  # the supervisor died before
             PRCTL(PR_SET_NAME, f"kafkad/{child.k}".encode())
-            faulthandler.enable(STDERR)  # SIGABRT: where each thread stands
+            faulthandler.enable(STDERR)  # SIGABRT prints the stack of each thread
             for other in self._children:
                 if other.pipe >= 0:
                     os.close(other.pipe)
@@ -346,16 +346,16 @@ class Supervisor:
                     )
 
     def _postpone(self, child: Child) -> float:
-        """Fork it again when it has waited for its turn; the seconds until then."""
+        """Fork it again after a delay. Return the seconds until then."""
         child.deaths += 1
         wait_s = BACKOFF_S[min(child.deaths, len(BACKOFF_S)) - 1]
         child.due_s = time.monotonic() + wait_s
         return wait_s
 
-    # -- hearing and burying -------------------------------------------------------------------------------
+    # -- reports and deaths --------------------------------------------------------------------------------
 
     def _hear(self, child: Child) -> None:
-        """Everything that the worker has said up to now."""
+        """Read all reports of the worker so far."""
         while True:
             try:
                 data = os.read(child.pipe, 65536)
@@ -388,7 +388,7 @@ class Supervisor:
                 self._code = 1
 
     def _bury(self) -> None:
-        """Everybody who is dead; as pid 1 of a container also those who were left to us."""
+        """Reap all dead children; as pid 1 of a container, also orphans."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -402,7 +402,7 @@ class Supervisor:
 
     def _died(self, child: Child, code: int) -> None:
         if child.pipe >= 0:
-            self._hear(child)  # its last words, and the end
+            self._hear(child)  # its last reports, and the end
         assert child.pipe < 0
         child.pid, was_ready, child.ready, child.doomed_s = 0, child.ready, False, None
         self.handover.bury(child.k)
@@ -435,13 +435,13 @@ class Supervisor:
             self._told_ready = True
             self._say_ready(self.endpoints, self.log_dirs.cluster_id)
 
-    # -- those that hang -----------------------------------------------------------------------------------
+    # -- hanging workers -----------------------------------------------------------------------------------
 
     def _may_hang(self, child: Child) -> bool:
         if child.pid == 0 or child.doomed_s is not None:
             return False
         if child.quiet:
-            return child.pid in self._asked  # before, it waits for the others
+            return child.pid in self._asked  # before that, it waits for the others
         return child.ready or self._stopping
 
     def _vitals(self, child: Child) -> Vitals:
@@ -456,7 +456,7 @@ class Supervisor:
                 child.doomed_s = now_s + ABORT_S
         if now_s < self._look_s:
             return
-        self._look_s = now_s + self.heartbeats.look_s  # not from when it was due: we may have been stopped
+        self._look_s = now_s + self.heartbeats.look_s  # from now: we may have been stopped
         for child in self._children:
             if self._may_hang(child):
                 still = self.heartbeats.look(child.k, partial(self._vitals, child))
@@ -466,10 +466,10 @@ class Supervisor:
                     self._doom(child, now_s)
 
     def _doom(self, child: Child, now_s: float) -> None:
-        """First the kill, then the word: it may hold what a line in the log waits for."""
+        """Kill before logging: the hung worker may hold the lock that the log line needs."""
         state = vitals_of(child.pid).state
         os.kill(child.pid, signal.SIGABRT)
-        os.kill(child.pid, signal.SIGCONT)  # one that is stopped takes no SIGABRT
+        os.kill(child.pid, signal.SIGCONT)  # a stopped process does not get SIGABRT
         child.doomed_s = now_s + ABORT_S
         logger.error(
             "worker %d has not moved for %g s (its state: %s) and is killed",
@@ -478,24 +478,25 @@ class Supervisor:
             state,
         )
 
-    # -- the end -------------------------------------------------------------------------------------------
+    # -- stopping ------------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
         self._stopping = True
         for child in self._children:
             child.due_s = None
             for each, _ in self.sockets[child.k]:
-                each.close()  # who comes now is refused
+                each.close()  # later connections are refused
             if child.pid:
                 os.kill(child.pid, STOP)
-                os.kill(child.pid, signal.SIGCONT)  # one that is stopped could not end
+                os.kill(child.pid, signal.SIGCONT)  # a stopped process could not end
         for child in self._children:
             if not child.ready:
-                self.heartbeats.begin(child.k)  # it is watched from now on
+                self.heartbeats.begin(child.k)  # its progress is checked from now on
         self._stop_next()
 
     def _stop_next(self) -> None:
-        """When nobody serves any more: workers 1 and up first, since worker 0 leads the metadata."""
+        """Stop the next workers, when none serves any more: 1 and up first, since worker 0 leads the
+        metadata."""
         living = [child for child in self._children if child.pid]
         if not all(child.quiet for child in living):
             return

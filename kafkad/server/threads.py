@@ -29,7 +29,7 @@ def lanes_of(config: Any) -> Mapping[str, int]:
 
 
 class Threads:
-    """`begin`, then `submit`; `close` waits for what was submitted."""
+    """Call `begin`, then `submit`; `close` waits for all submitted work."""
 
     def __init__(self, lanes: Mapping[str, int] = LANES) -> None:
         self._lanes: dict[str, SimpleQueue[Job | None]] = {name: SimpleQueue() for name in lanes}
@@ -37,7 +37,7 @@ class Threads:
         self._threads: list[tuple[str, threading.Thread]] = []
 
     def begin(self) -> None:
-        """Raises OSError when the system refuses a thread."""
+        """Start the threads. Raises OSError if the system refuses one."""
         for lane, count in self._counts.items():
             for number in range(count):
                 name = f"kafkad-{lane}-{number}"
@@ -54,7 +54,7 @@ class Threads:
                 self._threads.append((lane, thread))
 
     def submit(self, lane: str, work: Callable[[], Any], done: Callable[[BaseException | None], Any]) -> None:
-        """Run `work` in a thread of `lane`, then `done` there, with what `work` raised or None."""
+        """Run `work` in a thread of `lane`, then `done` there, with None or the exception."""
         self._lanes[lane].put((work, done))
 
     def close(self) -> None:
@@ -74,4 +74,4 @@ def _run(lane: "SimpleQueue[Job | None]") -> None:
         except BaseException as raised:
             trouble = raised
         done(trouble)
-        del job, work, done, trouble  # nothing is kept alive by a thread that waits
+        del job, work, done, trouble  # an idle thread must not keep objects alive

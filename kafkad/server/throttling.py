@@ -20,14 +20,14 @@ THROTTLE: Final = "throttle_time_ms"
 
 
 def pause_of(context: RequestContext, response: Any) -> tuple[int, int]:
-    """Milliseconds, and those of them that the answer says already."""
+    """Return the pause in milliseconds, and how much of it the answer already contains."""
     said = _said(context, response) if context.api_key in STRICT_FROM else 0
     return max(said, overtime_ms(context.connection)), said
 
 
 def with_pause(context: RequestContext, response: Any, pause_ms: int) -> Any:
-    """Return the response with throttle_time_ms set. An encoded one must begin with that field, or is left as
-    it is."""
+    """Return the response with throttle_time_ms set. An encoded one must begin with that field, otherwise it
+    is left unchanged."""
     if isinstance(response, SharedAnswer):  # others get it too, so this client gets a copy
         response = context.correlation_id.to_bytes(4, "big", signed=True) + response.content()
     if isinstance(response, bytes):
@@ -42,7 +42,7 @@ def with_pause(context: RequestContext, response: Any, pause_ms: int) -> Any:
 
 
 def timed(connection: Any, steps: Steps) -> Steps:
-    """Run `steps`. What they do outside the turn of the connection is charged here."""
+    """Run `steps`. Their time outside the turn of the connection is charged here."""
     while True:
         counting = begin_work(connection)
         try:
@@ -63,7 +63,7 @@ def _said(context: RequestContext, response: Any) -> int:
 
 
 def _position(context: RequestContext) -> int | None:
-    """Where throttle_time_ms stands in an encoded answer; None: it is not its first field."""
+    """Return the position of throttle_time_ms in an encoded answer; None: it is not the first field."""
     cls = messages.response_class(context.api_key)
     field = cls.SPEC.fields[0]
     low, high = field.versions

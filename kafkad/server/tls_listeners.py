@@ -29,17 +29,17 @@ from kafkad.security.tls import (
 
 logger = logging.getLogger("kafkad")
 
-Seen = tuple[tuple[Any, ...], tuple[Any, ...]]  # values of the keys, what the files look like
+Seen = tuple[tuple[Any, ...], tuple[Any, ...]]  # values of the keys, status of the files
 
 
 class TlsListeners:
-    """`secure(name, context)` gives a listener of this worker a context; `read` answers a file's bytes or
+    """`secure(name, context)` gives a listener of this worker a context; `read` returns a file's bytes or
     raises OSError."""
 
     def __init__(
         self, config: Any, secure: Callable[[str, TlsContext], None], read: Callable[[str], bytes]
     ) -> None:
-        """Raises ConfigError."""
+        """Load all stores. Raises ConfigError."""
         self._secure = secure
         self._read = read
         self._seen: dict[str, Seen] = {}
@@ -56,7 +56,7 @@ class TlsListeners:
             self._use(name, seen, first)
 
     def check(self, config: Any, names: Collection[str]) -> None:
-        """Raises ConfigError if a listener cannot serve by `config`, which differs in the keys `names`."""
+        """Raise ConfigError if a listener cannot serve with `config`, which differs in the keys `names`."""
         named = {name for name in names if base_key(name) in SECURITY_KEYS}
         for endpoint in tls_endpoints(config):
             prefix = f"listener.name.{endpoint.listener.lower()}."
@@ -67,7 +67,7 @@ class TlsListeners:
             check_successor(config, endpoint.listener, self._used[endpoint.listener], after)
 
     def adopt(self, config: Any) -> None:
-        """What has changed of the stores of `config`. Never raises for a store that is wrong."""
+        """Load the changed stores of `config`. A wrong store never raises."""
         for endpoint in tls_endpoints(config):
             name = endpoint.listener
             seen = self._look(config, name)
@@ -78,7 +78,7 @@ class TlsListeners:
                 check_successor(config, name, self._used[name], after)
             except ConfigError as wrong:
                 logger.error("listener %s keeps the certificate that it has: %s", name, wrong)
-                self._seen[name] = seen  # it is not tried again until something changes
+                self._seen[name] = seen  # not tried again until something changes
             else:
                 self._use(name, seen, after)
                 logger.info("listener %s has a new certificate: %s", name, subject_of(after.certificate))
@@ -88,7 +88,7 @@ class TlsListeners:
         self._secure(name, listener.context)
 
     def _look(self, config: Any, name: str) -> Seen:
-        """Before the files are read: one that is written meanwhile is read again."""
+        """Call before the files are read: a file that is written meanwhile is read again."""
         return own_values(config, name), tuple(map(_looks, store_paths(config, name)))
 
 

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 Appended = Callable[[int, int], object]  # error code, base offset
 
-SIZE_MAX = 1 << 20  # of a batch, while no log says otherwise
+SIZE_MAX = 1 << 20  # of a batch, if no log has another limit
 
 
 class TopicStorage:
@@ -31,7 +31,7 @@ class TopicStorage:
         self.metadata = metadata
         self.clock = clock
         self.scheduler = scheduler
-        self.epochs: dict[int, int] = {}  # by partition: the only one whose appends are taken
+        self.epochs: dict[int, int] = {}  # by partition: the only epoch in which appends are accepted
 
     def lead(self, partition: int, epoch: int) -> None:
         self.epochs[partition] = epoch
@@ -40,7 +40,7 @@ class TopicStorage:
         self.epochs.pop(partition, None)
 
     def partition_count(self) -> int:
-        """How many partitions the topic has; 0 while there is none."""
+        """The number of the topic's partitions; 0 while it does not exist."""
         topic = self.metadata.image.topics.get(self.topic)
         return len(topic.partitions) if topic is not None else 0
 
@@ -57,8 +57,8 @@ class TopicStorage:
         timeout_ms: int,
         admitted: tuple[int, int] = (Admission.PLAIN, 0),
     ) -> None:
-        """Append one batch; `callback(error code, base offset)` once, when it is as durable as acks=all makes
-        it. admitted: of a transaction, the admission and the guard."""
+        """Append one batch. `callback(error code, base offset)` is called once, when it is durable as with
+        acks=all. `admitted`: for a transaction, the admission and the guard."""
         admission, guard = admitted
 
         def write(log: Any) -> int:
@@ -75,8 +75,9 @@ class TopicStorage:
         self.write(partition, write, callback, timeout_ms)
 
     def write(self, partition: int, write: Callable[[Any], int], callback: Appended, timeout_ms: int) -> None:
-        """As `append_batch`; `write(log)` appends, and returns the base offset. What is in the log when the
-        time is up has REQUEST_TIMED_OUT with its offset, and later a second call with its outcome."""
+        """Like `append_batch`; `write(log)` appends, and returns the base offset. If the timeout ends after
+        the append, the callback gets REQUEST_TIMED_OUT with the offset, and later a second call with the
+        outcome."""
         try:
             log = self.partitions.get(self.topic, partition)
             if self.epochs.get(partition, log.native.leader_epoch) != log.native.leader_epoch:

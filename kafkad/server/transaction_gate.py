@@ -36,11 +36,11 @@ class TransactionGate:
     def __init__(
         self, services: Services, owner_of: Callable[[str], int], loop: asyncio.AbstractEventLoop
     ) -> None:
-        """owner_of: the worker that coordinates a transactional id."""
+        """`owner_of`: the worker that coordinates a transactional id."""
         self._services = services
         self._owner_of = owner_of
         self._loop = loop
-        self._asked: dict[int, list[tuple[Any, Answered]]] = {}  # by worker, of this turn
+        self._asked: dict[int, list[tuple[Any, Answered]]] = {}  # by worker, for this turn
 
     def admit(
         self,
@@ -69,7 +69,7 @@ class TransactionGate:
         adds: bool,
         done: Answered,
     ) -> None:
-        """As `admit`, of several partitions (each once): `done(a code each)`."""
+        """Like `admit`, for several partitions (each once): `done` gets a code for each."""
         remote = self._services.remote_gate
         broker_id = None if remote is None else remote.coordinator_of(transactional_id)
         if broker_id is not None:
@@ -163,7 +163,8 @@ def _codes(result: Any) -> dict[TopicPartition, int]:
 def entry_of(
     transactional_id: str, producer_id: int, epoch: int, partitions: Sequence[TopicPartition], *, adds: bool
 ) -> Any:
-    """A transaction of the request; its partitions in their order, so that the answers can be in it."""
+    """Return a transaction for the request. Its partitions keep their order, and the answers have the same
+    order."""
     Topic = Request.Transactions.Topics
     entry = Request.Transactions(
         transactional_id=transactional_id,

@@ -8,13 +8,13 @@ TRANSACTION_TOPIC = "__transaction_state"
 
 
 class TransactionStorage(TopicStorage):
-    """What `coordinator.TransactionCoordinator` writes to. An append may take as long as its transaction."""
+    """The storage of `coordinator.TransactionCoordinator`. An append may take as long as its transaction."""
 
     def __init__(self, partitions: Any, metadata: Any, clock: Any, scheduler: Any) -> None:
         super().__init__(TRANSACTION_TOPIC, partitions, metadata, clock, scheduler)
 
     def leader_epoch(self, partition: int) -> int:
-        """Raises KafkaError where the partition is not led here."""
+        """Raise KafkaError if the partition is not led here."""
         return int(self.partitions.get(TRANSACTION_TOPIC, partition).native.leader_epoch)
 
     def append(self, partition: int, batch: bytearray, callback: Appended, timeout_ms: int) -> None:

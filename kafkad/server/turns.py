@@ -26,26 +26,26 @@ from typing import Any
 from kafkad._native.serving.heap_objects import use_heap
 
 TURN_S = 0.005  # of work between two rounds of the reactor
-QUANTUM_S = 0.001  # of one piece of work before the next one has its share
+QUANTUM_S = 0.001  # of one piece of work before the next one gets its share
 MUCH = 4  # turns of work, after which the heap is worth a trim
 
 Steps = Generator[Any, None, Any]
 
 
 class Turns:
-    """The long work of one event loop. `now` gives seconds."""
+    """The long work of one event loop. `now` returns seconds."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, now: Callable[[], float] = monotonic) -> None:
         self._loop = loop
         self._now = now
         self._queue: deque[tuple[Steps, asyncio.Future[Any]]] = deque()
-        self._spent_s = 0.0  # since the last turn of the queue, by work that began at once
+        self._spent_s = 0.0  # since the last turn of the queue, by work that ran at once
         self._scheduled = False
         self._turns = 0  # since the queue was empty
-        self.on_idle: Callable[[], object] | None = None  # much work was done, and its objects are freed
+        self.on_idle: Callable[[], object] | None = None  # much work was done and freed
 
     def __len__(self) -> int:
-        """How much work waits for its next turn."""
+        """Return how many pieces of work wait for their next turn."""
         return len(self._queue)
 
     def run(self, steps: Steps) -> Any | Awaitable[Any]:
@@ -76,7 +76,7 @@ class Turns:
 
     def _turn(self) -> None:
         self._scheduled = False
-        before = use_heap(True)  # a few objects that stay of it would keep whole arenas
+        before = use_heap(True)  # a few surviving objects would keep whole arenas
         try:
             self._work()
         finally:

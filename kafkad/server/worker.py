@@ -112,12 +112,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("kafkad")
 
-IMAGE_TIMEOUT_S = 5.0  # then we say that we wait, and wait on
-REJOIN_S = 1.0  # how long a worker that was restarted waits for others that are not there either
-BUFFERED_BYTES_MAX = (
-    512 << 20
-)  # of requests that have not arrived whole, where queued.max.request.bytes is unset
-FREED_AT_ONCE = 1_000  # partitions of deleted topics between two collections of garbage
+IMAGE_TIMEOUT_S = 5.0  # after this, log that we wait, and continue to wait
+REJOIN_S = 1.0  # how long a restarted worker waits for others that are not up either
+BUFFERED_BYTES_MAX = 512 << 20  # of incomplete requests, if queued.max.request.bytes is not set
+FREED_AT_ONCE = 1_000  # partitions of deleted topics between two garbage collections
 CONNECTIONS = "connections"
 SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 
@@ -132,7 +130,7 @@ class MetadataCache:
 
 
 class Worker:
-    """One broker process. `start`, then `stop`; `fatal` is told when we find ourselves wrong."""
+    """One broker process: `start`, then `stop`. `fatal` is called when an invariant is broken."""
 
     def __init__(
         self,
@@ -141,7 +139,7 @@ class Worker:
         fatal: Callable[[BaseException], None],
         place: "Place | None" = None,
     ) -> None:
-        """`place`: which one of several workers this is."""
+        """`place`: identifies this one of several workers."""
         self.config = config
         self.place = place
         self.me = place.me if place is not None else 0
@@ -149,7 +147,7 @@ class Worker:
         self.peers: Peers | None = None
         self.loop = loop
         self.group_commits: list[GroupCommit] = []
-        self._complaints: list[str] = []  # about the dynamic configuration, as it was last applied
+        self._complaints: list[str] = []  # about the dynamic configuration last applied
         self.apis, self.told = table.BY_KEY, table.TOLD
         self.fatal = fatal
         set_on_fatal(fatal)
@@ -160,16 +158,16 @@ class Worker:
         self.changes = Changes(self.turns, loop, fatal)
         self.endpoints: list[Any] = []  # as bound: ports are real
         self.cluster_id = ""
-        self._sockets: list[tuple[Any, str]] = []  # listening, and the name of their listener
-        self._undo: list[tuple[str, Callable[[], Any]]] = []  # what was started, for the way back
-        self._clean = self._failed = False  # how the way back went
+        self._sockets: list[tuple[Any, str]] = []  # listening sockets, and the name of their listener
+        self._undo: list[tuple[str, Callable[[], Any]]] = []  # what was started, to be undone by the stop
+        self._clean = self._failed = False  # whether the stop was clean, and whether it failed
 
     # -- start ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Everything up to accepting connections; of several workers, each does that when it has joined the
-        others. Raises what server.lifecycle turns into one sentence."""
-        gc.disable()  # what a start makes stays, and is much to look through again and again
+        """Do everything before accepting connections (several workers join each other first). Raises
+        exceptions for which server.lifecycle prints one error message."""
+        gc.disable()  # the objects of a start stay, and repeated collections would take long
         make_room()
         try:
             self._fetch_keys()
@@ -206,7 +204,7 @@ class Worker:
         self._undo.append((what, undo))
 
     def _fetch_keys(self) -> None:
-        """Of OAuth providers, before anything is opened. Raises ConfigError."""
+        """Fetch the keys of OAuth providers, before anything is opened. Raises ConfigError."""
         self.oauth_keys = OAuthKeySets(self.scheduler, self.clock)
         self._started("keys of OAuth providers", self.oauth_keys.close)
         for found in sasl_listeners(self.config).values():
@@ -226,7 +224,7 @@ class Worker:
         else:
             self.log_dirs = self.place.log_dirs
             self.log_dirs.enter(self.me, self.scheduler, restarted=self.place.restarted)
-        for directory in self.log_dirs.directories():  # one each: a slow disk makes nobody else wait
+        for directory in self.log_dirs.directories():  # one each: a slow disk must not delay the others
             self._open_group_commit(directory)
         self.log_dirs.on_directory_offline = self._directory_offline
         self.cluster_id = self.log_dirs.cluster_id
@@ -267,7 +265,7 @@ class Worker:
         self._started("connections to other workers", self.peers.close)
 
     def _receive_metadata(self) -> None:
-        """The image that this worker begins with; worker 0 has it before it opens its own logs."""
+        """Get the image with which this worker begins; worker 0 has it before it opens its own logs."""
         assert self.place is not None and self.peers is not None
         content: bytes | None = None
         if not self.place.restarted:
@@ -306,7 +304,7 @@ class Worker:
             self.place.first_image.publish(encode_image(self.raft.image))
 
     def _commit(self, commit: Callable[[], Any]) -> None:
-        """The metadata log says that it is flushed."""
+        """The metadata log reports a flush."""
         try:
             commit()
         except BaseException as trouble:
@@ -363,14 +361,14 @@ class Worker:
         self._started("registration", self._leave)
 
     def _make_answering(self) -> None:
-        """What the handlers of worker 0 are given as the controller."""
+        """Make the controller for the handlers of worker 0."""
         if self.place is None:
             self.answering: Any = AnsweringController(self.controller, self.turns, self.loop, self.changes)
         else:
             self.answering = LeadingController(self.controller, self.turns, self.loop, self.feed)
 
     def _is_registered(self) -> bool:
-        """By the worker 0 that was here before us: the broker has lived on in the other workers."""
+        """Return whether an earlier worker 0 registered the broker, which still runs in the others."""
         broker = self.raft.image.brokers.get(self.config.node_id)
         if self.place is None or broker is None or broker.fenced:
             return False
@@ -394,7 +392,7 @@ class Worker:
         self.log_dirs.broker_epoch = self.controller.at_once(registering)
 
     def _advertised(self) -> dict[str, Endpoint]:
-        """What clients are told, by listener; port 0 becomes the one that was bound."""
+        """The advertised endpoints, by listener; port 0 becomes the actual port."""
         ports = {endpoint.listener: endpoint.port for endpoint in self.endpoints}
         return {
             told.listener: Endpoint(
@@ -407,14 +405,14 @@ class Worker:
         }
 
     def _controller_listeners(self) -> dict[str, Endpoint] | None:
-        """What a Kafka that opens this directory expects to find of us; nobody is served there."""
+        """The controller listeners that a Kafka opening this directory expects; nothing is served there."""
         return {
             told.listener: Endpoint(told.host or "localhost", told.port, SECURITY_PROTOCOLS[told.protocol])
             for told in self.config.controller_endpoints
         } or None
 
     def _assign_directories(self) -> None:
-        """Tell the metadata which of several log.dirs, or which in place of a lost one (KIP-858)."""
+        """Record the partitions' directories, if there are several or one was lost (KIP-858)."""
         if len(self.log_dirs.directory_ids()) > 1 or not is_alone(self.config):
             placed = {
                 (log.topic_id, log.partition): self.log_dirs.directory_of(log.topic, log.partition).id
@@ -441,7 +439,7 @@ class Worker:
         self._started("groups", self.groups.close)
 
     def _load_transactions(self) -> None:
-        """Behind `_serve`: what was ending when the broker ended goes on, with markers for all partitions."""
+        """Call after `_serve`: transactions that were ending at the last stop continue."""
         services = self.services
         self._transaction_storage = storage = TransactionStorage(
             self.partitions, self.metadata, self.clock, self.scheduler
@@ -475,7 +473,7 @@ class Worker:
         )
 
     def _led(self, log: Any) -> None:
-        """A partition is led from now on, be it at once or after it was tried again."""
+        """A partition is led from now on, at once or after retries."""
         if log.topic == OFFSETS_TOPIC:
             self._group_loader.load(log.partition)
         elif log.topic == TRANSACTION_TOPIC:
@@ -522,7 +520,7 @@ class Worker:
             connections_max_per_ip_overrides=host_limits.of_addresses(config.host_connection_limits),
             connections_max_idle_ms=config.connections_max_idle_ms,
             send_buffer_bytes=config.socket_send_buffer_bytes,
-            # Kafka's default, 100 KB that nobody asked for, would keep the kernel from fitting it to the load
+            # Kafka's default of 100 KB would keep the kernel from adapting the size to the load
             receive_buffer_bytes=config.socket_receive_buffer_bytes
             if config.is_given("socket.receive.buffer.bytes")
             else -1,
@@ -590,7 +588,7 @@ class Worker:
             )
 
     async def join(self) -> None:
-        """One of several workers, on its running loop: meet the others, then accept."""
+        """Connect one of several workers, on its running loop, to the others, then accept connections."""
         assert self.place is not None
         await self.feed.join(timeout_s=REJOIN_S if self.place.restarted else None)
         self._assign_directories()
@@ -598,7 +596,8 @@ class Worker:
         self.place.tell(ready=True)
 
     def _controller_of_clients(self) -> Any:
-        """What the handlers are given: with several workers a change is answered when all of them know it."""
+        """The controller for the handlers: with several workers a change is answered when all of them know
+        it."""
         return self.controller if self.me != LEADER else self.answering
 
     def _log_level_set(self, name: str, level: str | None) -> None:
@@ -606,18 +605,19 @@ class Worker:
         self.place.tell(log_level=[name, level])
 
     def _owner_of(self, topic: str, index: int) -> int:
-        """The worker that leads a partition; for one that is not known this worker, which says so."""
+        """Return the worker that leads a partition; for an unknown one this worker, which returns the
+        error."""
         known = self.metadata.image.topics.get(topic)
         return self.me if known is None else owner_of(known.topic_id, index, self.count)
 
     def _group_owner(self, group_id: str) -> int:
-        """The worker that coordinates a group, or would say that nobody does."""
+        """Return the worker that coordinates a group, or answers that none does."""
         if self._group_storage.partition_count() == 0:
             return self.me
         return self._owner_of(OFFSETS_TOPIC, self.groups.partition_for(group_id))
 
     def _transaction_owner(self, transactional_id: str) -> int:
-        """The worker that coordinates a transactional id, or would say that nobody does."""
+        """Return the worker that coordinates a transactional id, or answers that none does."""
         if self._transaction_storage.partition_count() == 0:
             return self.me
         return self._owner_of(TRANSACTION_TOPIC, self.transactions.partition_for(transactional_id))
@@ -625,7 +625,7 @@ class Worker:
     def _close_reactor(self) -> None:
         self.loop.leave()
         self.reactor.close()
-        for group_commit in self.group_commits:  # what is still under way
+        for group_commit in self.group_commits:  # syncs that are still running
             self.loop.add_reader(group_commit.fileno(), group_commit.publish)
 
     def _begin_background(self) -> None:
@@ -673,10 +673,10 @@ class Worker:
             background.add("heartbeat", lambda: beat_ms, self._beat)
         self._started("background tasks", background.stop)
 
-    # -- while it runs -------------------------------------------------------------------------------------
+    # -- running -------------------------------------------------------------------------------------------
 
     def _on_change(self, delta: Any, image: MetadataImage) -> None:
-        """One committed change of metadata: configuration first, then logs, then groups."""
+        """Apply one committed change of metadata: configuration first, then logs, then groups."""
         defaults_changed = any(kind == BROKER for kind, _ in delta.configs_changed)
         if defaults_changed:
             self._apply_dynamic_config(image)
@@ -690,18 +690,18 @@ class Worker:
         self.changes.put(image.offset, steps)
 
     def _follow_acls(self, changed: set[bytes], before: Any, after: Any, steps: Steps) -> Steps:
-        """The work of a change with ACLs in it, before its other work."""
+        """Apply the ACLs of a change, before its other work."""
         assert self.authorizer is not None
         yield from follow_acls(self.authorizer, changed, before, after)
         return (yield from steps)
 
     def _follow_quotas(self, changed: set[Any], image: MetadataImage, steps: Steps) -> Steps:
-        """Likewise of one with client quotas in it."""
+        """Apply the client quotas of a change, before its other work."""
         yield from self.client_quotas.follow(changed, image.client_quotas)
         return (yield from steps)
 
     def _follow(self, delta: Any, image: MetadataImage, defaults: Any | None) -> Steps:
-        """The work of a change that grows with it, in steps. `defaults`: the configuration that is new."""
+        """Apply in steps what grows with a change. `defaults`: the new configuration, if any."""
         if defaults is not None:
             yield from self.partitions.follow_defaults(defaults)
         if OFFSETS_TOPIC in {topic.name for topic in delta.topics_deleted}:
@@ -714,11 +714,11 @@ class Worker:
         for number, _ in enumerate(self.partitions.follow(delta, image), 1):
             yield
             if deletes and number % FREED_AT_ONCE == 0:
-                gc.collect()  # logs are rings of objects: to free 8,000 of them at once takes 0.3 s
+                gc.collect()  # logs are cyclic objects: freeing 8,000 of them at once takes 0.3 s
         if delta.topics_deleted:
             self.groups.on_topics_deleted([(topic.name, topic.topic_id) for topic in delta.topics_deleted])
         if delta.topics_created or delta.topics_changed:
-            self.scheduler.call_soon(self._assign_directories)  # a subscriber changes no metadata itself
+            self.scheduler.call_soon(self._assign_directories)  # a subscriber does not change metadata itself
         if delta.topics_deleted:
             return self._renames_synced()
 
@@ -728,7 +728,7 @@ class Worker:
             await synced.wait()
 
     def _directory_offline(self, path: str) -> None:
-        """A failed directory takes its own partitions with it; the last one the broker (LogManager)."""
+        """A failed directory takes its own partitions offline; the last one ends the broker (LogManager)."""
         if self.peers is not None:
             for k in self.peers.up:
                 self.peers.tell(k, OFFLINE, path.encode())
@@ -751,8 +751,8 @@ class Worker:
             self._adopt_one_by_one(self.config, config)
 
     def _adopt_one_by_one(self, before: BrokerConfig, after: BrokerConfig) -> None:
-        """From `before` to `after` but for the values that cannot be applied. What is committed is in the
-        log for good: a value that raised here would end every worker, now and at each start."""
+        """Apply the changes from `before` to `after`, except values that cannot be applied. A committed value
+        stays in the log: if it raised here, it would end every worker, now and at each start."""
         layers = [dict(before.dynamic_default), dict(before.dynamic_broker)]
         for place, wanted in enumerate((after.dynamic_default, after.dynamic_broker)):
             for name in sorted({*layers[place], *wanted}):
@@ -805,7 +805,7 @@ class Worker:
                 yield from delete_in_steps(log, now_ms)
             except AssertionError:
                 raise
-            except Exception as trouble:  # this log's: the others' room is wanted all the more
+            except Exception as trouble:  # this log's: the others' space is needed all the more
                 logger.error("retention of %s-%d failed, it runs again in %d ms: %s",
                              log.topic, log.partition, self.config.log_retention_check_interval_ms,
                              trouble, exc_info=not isinstance(trouble, KafkaError))  # fmt: skip
@@ -815,7 +815,7 @@ class Worker:
         self.partitions.table.release_idle_readers()
 
     def _is_loading(self, log: Any) -> bool:
-        """Whether a coordinator reads the files of a log, by their names."""
+        """Return whether a coordinator reads the files of a log, by their names."""
         coordinator: Any = {OFFSETS_TOPIC: self.groups, TRANSACTION_TOPIC: self.transactions}.get(log.topic)
         shard = coordinator.shards.get(log.partition) if coordinator is not None else None
         return shard is not None and shard.loading
@@ -836,8 +836,7 @@ class Worker:
     # -- stop ----------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """A clean shutdown: everything on disk, then the mark that says so (of several workers, it is the
-        supervisor's)."""
+        """Stop cleanly: everything on disk, then the clean-shutdown file (or the supervisor writes it)."""
         self._unwind(clean=True)
 
     @property
@@ -845,8 +844,8 @@ class Worker:
         return self._clean and not self._undo
 
     def hang_up(self) -> None:
-        """The first part of a stop: the clients' connections are closed, and nobody is served any more. When
-        all workers have come so far none of them is missed."""
+        """Begin to stop: close the clients' connections, and serve nothing more. When all workers
+        have done this, each may stop."""
         self._finish_changes()
         names = [what for what, _ in self._undo]
         while CONNECTIONS in names:
@@ -854,7 +853,7 @@ class Worker:
             names.pop()
 
     def _finish_changes(self) -> None:
-        """What was asked for is appended, on the disk and applied before anything is stopped."""
+        """Append, flush and apply all requested changes, before anything is stopped."""
         if hasattr(self, "answering"):
             try:
                 self.answering.drain()
@@ -881,8 +880,8 @@ class Worker:
 def not_enforced(
     image: MetadataImage, *, has_authorizer: bool = False, has_tokens: bool = False
 ) -> str | None:
-    """One sentence about the security records of a metadata log, which a JVM broker may have written; None
-    without any. They are kept for a Kafka that opens the directory again."""
+    """Return one warning about the security records of a metadata log, which a JVM broker may have written;
+    None without any. They are kept for a Kafka that opens the directory again."""
     counts = {
         "ACLs": 0 if has_authorizer else len(image.acls),
         "delegation tokens": 0 if has_tokens else len(image.delegation_tokens),
@@ -896,5 +895,5 @@ def not_enforced(
 
 
 def known_topics(image: MetadataImage) -> dict[str, bytes]:
-    """Topic name -> topic id: a log of any other is a stray."""
+    """Return topic name -> topic id: a log of any other topic is a stray."""
     return {topic.name: topic.topic_id for topic in image.topics.values()}

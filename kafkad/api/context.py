@@ -17,11 +17,12 @@ from kafkad.coordinator.runtime import GroupCoordinator
 from kafkad.log.log_dirs import LogDirs
 from kafkad.metadata.image import MetadataImage
 from kafkad.protocol import errors
+from kafkad.replication.low_watermarks import LowWatermarks
 from kafkad.replication.partitions import Partitions
 from kafkad.security.authorizer import Authorizer
 
-ANONYMOUS = "User:ANONYMOUS"  # who did not have to say who it is
-OURSELVES = ""  # the principal of what the broker asks itself: it may do everything
+ANONYMOUS = "User:ANONYMOUS"  # the principal of clients that need not authenticate
+OURSELVES = ""  # the principal of the broker's own requests: everything is allowed
 
 
 @dataclass(slots=True, frozen=True)
@@ -36,18 +37,18 @@ class RequestContext:
     listener: str
     connection: Any
     principal: str = ANONYMOUS
-    by_token: bool = False  # the client proved by a delegation token who it is
+    by_token: bool = False  # the client authenticated with a delegation token
 
 
 class Images(Protocol):
-    """Where the newest metadata image is found."""
+    """Has the newest metadata image."""
 
     image: MetadataImage
 
 
 @dataclass(slots=True)
 class Services:
-    """The parts of a broker that handlers talk to. Filled once, by `server.worker`."""
+    """The parts of a broker that handlers use. Filled once, by `server.worker`."""
 
     config: BrokerConfig  # replaced when a dynamic key changes
     static_config: BrokerConfig  # as read at the start
@@ -60,27 +61,27 @@ class Services:
     producer_ids: Any = None
     transactions: Any = None  # coordinator.TransactionCoordinator; None: transactions are refused
     transaction_gate: Any = None  # coordinator.admission.Gate
-    authorizer: Authorizer | None = None  # None: every client may do everything
-    api_versions: tuple[tuple[int, int, int], ...] = ()  # (key, lowest, highest) as ApiVersions tells them
+    authorizer: Authorizer | None = None  # None: everything is allowed
+    api_versions: tuple[tuple[int, int, int], ...] = ()  # (key, lowest, highest) as listed by ApiVersions
     advertised: dict[str, tuple[str, int]] = field(default_factory=dict)  # listener name -> host, port
     metadata_answers: MetadataAnswers = field(default_factory=MetadataAnswers)
-    # of a broker of a cluster
+    # in a cluster
     remote_markers: Any = None  # server.remote_markers.RemoteMarkers; None: no other broker leads anything
-    low_watermarks: Any = None  # replication.low_watermarks.LowWatermarks; None: no other broker has replicas
+    low_watermarks: LowWatermarks | None = None  # None: no other broker has replicas
     remote_gate: Any = None  # server.remote_gate.RemoteGate; None: no other broker coordinates anything
-    # of a broker with several workers
-    is_controller: bool = False  # requests come from brokers, which have checked what concerns only them
+    # with several workers
+    is_controller: bool = False  # requests come from brokers, which have made their own checks
     me: int = 0  # this worker's index
     peers: Any = None  # server.Peers: the other workers; None: there are none
-    owner_of: Callable[[str, int], int] | None = None  # topic, partition -> worker; of an unknown one: me
+    owner_of: Callable[[str, int], int] | None = None  # topic, partition -> worker; unknown: me
     group_owner: Callable[[str], int | None] | None = None  # group id -> worker; None: nobody yet
-    transaction_owner: Callable[[str], int] | None = None  # transactional id -> worker; nobody's: me
+    transaction_owner: Callable[[str], int] | None = None  # transactional id -> worker; none yet: me
     tls: Any = None  # server.tls_listeners.TlsListeners
-    log_level_set: Callable[[str, str | None], None] | None = None  # told of each logger that was set here
+    log_level_set: Callable[[str, str | None], None] | None = None  # called after a client set a log level
 
 
 def code_of(trouble: BaseException) -> int:
-    """The error code that a client is told for an exception of ours."""
+    """Return the error code that a client gets for an exception."""
     if isinstance(trouble, errors.KafkaError):
         return trouble.code
     if isinstance(trouble, errors.Malformed):

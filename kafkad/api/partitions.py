@@ -4,14 +4,17 @@ DeleteRecords (key 21), v0-2.   OffsetForLeaderEpoch (key 23), v0-4.   DescribeP
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from kafkad.api.context import RequestContext, Services, code_of
 from kafkad.api.list_offsets import check_leader_epoch, each_once
 from kafkad.controller.topics import invalid_name
+from kafkad.log.log import Log
 from kafkad.metadata.image import INTERNAL_TOPICS
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
+from kafkad.replication.low_watermarks import LowWatermarks
 
 UNDEFINED_EPOCH = -1
 UNDEFINED_OFFSET = -1
@@ -21,7 +24,7 @@ def delete_records(services: Services, context: RequestContext, request: Any) ->
     """Moves log starts in memory, then answers when they are written (`LogDirs.keep_log_starts`), and every
     live replica has moved its own (`replication.low_watermarks`), or REQUEST_TIMED_OUT."""
     response = messages.DeleteRecordsResponse()
-    moved: dict[Any, list[Any]] = {}  # log -> (what is answered, the low watermark to wait for)
+    moved: dict[Log, list[Any]] = {}  # log -> (the partition's answer, the low watermark to wait for)
     deadline = asyncio.get_running_loop().time() + max(request.timeout_ms, 0) / 1000
     wanted, _ = yield from each_once(request.topics)
     for name, partitions in wanted.items():
@@ -45,10 +48,10 @@ def delete_records(services: Services, context: RequestContext, request: Any) ->
     return _when_kept(services, response, moved, deadline) if moved else response
 
 
-async def _when_kept(services: Services, response: Any, moved: dict[Any, list[Any]], deadline: float) -> Any:
-    kept: asyncio.Future[dict[Any, OSError]] = asyncio.get_running_loop().create_future()
+async def _when_kept(services: Services, response: Any, moved: dict[Log, list[Any]], deadline: float) -> Any:
+    kept: asyncio.Future[dict[Log, OSError]] = asyncio.get_running_loop().create_future()
 
-    def end(failed: dict[Any, OSError]) -> None:
+    def end(failed: dict[Log, OSError]) -> None:
         if not kept.done():
             kept.set_result(failed)
 
@@ -61,11 +64,11 @@ async def _when_kept(services: Services, response: Any, moved: dict[Any, list[An
     return response
 
 
-async def _when_followed(lows: Any, moved: dict[Any, list[Any]], deadline: float) -> None:
+async def _when_followed(lows: LowWatermarks, moved: dict[Log, list[Any]], deadline: float) -> None:
     none_left = asyncio.Event()
-    waiting: dict[Any, Any] = {}  # who is to be told -> log
+    waiting: dict[Callable[[int, int], None], Log] = {}  # callback -> log
 
-    def wait(log: Any, done: Any, before: int) -> None:
+    def wait(log: Log, done: Any, before: int) -> None:
         def reached(code: int, low: int) -> None:
             done.error_code, done.low_watermark = code, low
             del waiting[reached]

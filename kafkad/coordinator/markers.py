@@ -12,8 +12,9 @@ Source: Kafka's TransactionMarkerChannelManager and TransactionMarkerRequestComp
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from kafkad.coordinator.ports import Scheduler
 from kafkad.coordinator.transaction import Change, State, TopicPartition, Transaction
 from kafkad.protocol import errors
 
@@ -99,7 +100,7 @@ class Ending:
 class Markers:
     """The markers of all transactions that a worker coordinates."""
 
-    def __init__(self, scheduler: Any, transport: Transport) -> None:
+    def __init__(self, scheduler: Scheduler, transport: Transport) -> None:
         self._scheduler = scheduler
         self._transport = transport
         self._waiting: dict[Ending, None] = {}  # transactions that wait for the next try

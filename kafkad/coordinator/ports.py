@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from kafkad.coordinator.deadline import Handle
+from kafkad.log.admission import Admission
 
 Appended = Callable[[int, int], object]
 
@@ -38,7 +39,7 @@ class Storage(Protocol):
         """From now on, appends of another leader epoch are refused."""
 
     def append(
-        self, partition: int, batch: bytearray, callback: Appended, admitted: tuple[int, int] = ...
+        self, partition: int, batch: bytearray, callback: Appended, admitted: tuple[Admission, int] = ...
     ) -> None:
         """Appends one batch to a partition. `callback(error code, base offset)` once: when it is as durable
         as acks=all makes it, or has failed or timed out. In the order of the appends of that partition, and

@@ -14,6 +14,7 @@ from functools import lru_cache
 from operator import mul
 from typing import Any
 
+from kafkad.config.broker import BrokerConfig
 from kafkad.coordinator import transactional_commits
 from kafkad.coordinator.admission import Gate
 from kafkad.coordinator.group import State, join_error
@@ -77,7 +78,12 @@ class GroupCoordinator:
     member ids."""
 
     def __init__(
-        self, config: Any, clock: Clock, scheduler: Scheduler, storage: Storage, new_uuid: Callable[[], str]
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        scheduler: Scheduler,
+        storage: Storage,
+        new_uuid: Callable[[], str],
     ) -> None:
         self.config = config
         self.clock = clock

@@ -27,6 +27,7 @@ from kafkad.coordinator.records import (
     GroupRecord,
     OffsetRecord,
 )
+from kafkad.log.admission import Admission
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import Malformed
 from kafkad.protocol.records import Record, build_batch
@@ -63,7 +64,7 @@ APPEND_ERRORS: dict[int, int] = {
 }
 
 
-NO_TRANSACTION = (0, 0)  # Admission.PLAIN, and no guard
+NO_TRANSACTION = (Admission.PLAIN, 0)  # and no guard
 
 
 class Write:
@@ -139,7 +140,7 @@ class Shard:
         done: Done | None = None,
         *,
         producer: tuple[int, int] | None = None,
-        admitted: tuple[int, int] = NO_TRANSACTION,
+        admitted: tuple[Admission, int] = NO_TRANSACTION,
     ) -> None:
         """One batch. When it is durable `changes` are applied and `done(NONE)` called; else `done(error
         code)`. producer: id and epoch, if the changes wait for the end of its transaction; it was admitted

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+from kafkad.config.broker import BrokerConfig
 from kafkad.coordinator.markers import Markers, Transport
 from kafkad.coordinator.ports import Appended, Clock, Scheduler
 from kafkad.coordinator.runtime import partition_of
@@ -71,7 +72,7 @@ class TransactionCoordinator:
 
     def __init__(
         self,
-        config: Any,
+        config: BrokerConfig,
         clock: Clock,
         scheduler: Scheduler,
         storage: TransactionStorage,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from kafkad.config.broker import BrokerConfig
 from kafkad.metadata import features
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.records import Decoder, encode_record
@@ -90,7 +91,7 @@ class SnapshotPolicy:
     retention_ms: int = 7 * 86_400_000  # metadata.max.retention.ms; -1: no limit
 
     @staticmethod
-    def of(config: Any) -> "SnapshotPolicy":
+    def of(config: BrokerConfig) -> "SnapshotPolicy":
         return SnapshotPolicy(
             config.metadata_log_max_record_bytes_between_snapshots,
             config.metadata_log_max_snapshot_interval_ms,

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from kafkad.config.broker import BrokerConfig
 from kafkad.metadata import features
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.records import Decoder, encode_record
@@ -107,7 +108,7 @@ class SingleVoter(MetadataReplica):
         self._min_insync_replicas = min_insync_replicas
 
     @classmethod
-    def configured(cls, config: Any, **surroundings: Any) -> "SingleVoter":
+    def configured(cls, config: BrokerConfig, **surroundings: Any) -> "SingleVoter":
         """As a server.properties (config.BrokerConfig) wants it; `surroundings` are the arguments that it
         cannot know."""
         told = {endpoint.listener: endpoint for endpoint in config.controller_endpoints}

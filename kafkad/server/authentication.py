@@ -14,8 +14,10 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from kafkad._native.serving.connection import Connection
 from kafkad.api import versions
 from kafkad.api.context import RequestContext, Services
+from kafkad.config.broker import BrokerConfig
 from kafkad.protocol import codec
 from kafkad.security.certificates import subject_of
 from kafkad.security.delegation import TokenLogins
@@ -71,7 +73,7 @@ class CertificateNames:
         """`endpoints`: other ones than those that serve clients."""
         self._rules = principal_rules(config, endpoints)
 
-    def __call__(self, connection: Any, certificate: bytes) -> None:
+    def __call__(self, connection: Connection, certificate: bytes) -> None:
         """Raise ValueError if the rules give the client no name; then the connection is closed."""
         if connection.phase == PHASE_READY:
             name = self._rules[connection.listener].name_of(subject_of(certificate))
@@ -147,7 +149,7 @@ class Authentication:
         salt, stored, server = (bytes(it) for it in (record.salt, record.stored_key, record.server_key))
         return Credential(salt, stored, server, record.iterations)
 
-    def takes(self, connection: Any, frame: bytes) -> bool:
+    def takes(self, connection: Connection, frame: bytes) -> bool:
         """Return whether the frame belongs to authentication. A SaslHandshake of an authenticated client
         begins it again, if its session ends at all."""
         if connection.phase != PHASE_READY:
@@ -165,7 +167,7 @@ class Authentication:
         connection.session_expires_ms = 0
         return True
 
-    def __call__(self, connection: Any, request_id: int, frame: bytes) -> None:
+    def __call__(self, connection: Connection, request_id: int, frame: bytes) -> None:
         session = connection.state
         if not isinstance(session, Session):
             session = connection.state = Session(Authenticator(self._listeners[connection.listener]))
@@ -231,7 +233,7 @@ class Authentication:
             authenticator.versions_told()
         return codec.encode_response(response, context.version, header.correlation_id)
 
-    def _fail(self, connection: Any, request_id: int, answer: Answer) -> None:
+    def _fail(self, connection: Connection, request_id: int, answer: Answer) -> None:
         def end() -> None:
             if not connection.closed:
                 if answer.response is not None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from kafkad.clock import Clock
+from kafkad.config.broker import BrokerConfig
 from kafkad.metadata.image import MetadataImage
 from kafkad.security.acls import Acl, Permission
 from kafkad.security.authorizer import Authorizer, authorizer_settings
@@ -21,7 +22,7 @@ ACLS_A_STEP: Final = 50
 LOOKED_AT_A_STEP: Final = 1_000
 
 
-def authorizer_of(config: Any, image: MetadataImage, clock: Clock) -> Authorizer | None:
+def authorizer_of(config: BrokerConfig, image: MetadataImage, clock: Clock) -> Authorizer | None:
     """Return None if `config` (BrokerConfig) names no authorizer. Raises ConfigError."""
     settings = authorizer_settings(config)
     if settings is None:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, NamedTuple
 
+from kafkad.server.scheduler import LoopScheduler
 from kafkad.server.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,9 @@ class Task(NamedTuple):
 class Background:
     """Runs tasks on a scheduler until it is stopped."""
 
-    def __init__(self, scheduler: Any, fatal: Callable[[BaseException], None], turns: Turns) -> None:
+    def __init__(
+        self, scheduler: LoopScheduler, fatal: Callable[[BaseException], None], turns: Turns
+    ) -> None:
         self._scheduler = scheduler
         self._turns = turns
         self._fatal = fatal

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from kafkad._native.shared.quota_table import QuotaTable
+from kafkad.config.broker import BrokerConfig
 from kafkad.quota import CONNECTION_CREATION_RATE, COUNTED, KINDS, ClientQuotas, Kind
 from kafkad.server.connection_rates import ConnectionRates
 from kafkad.server.turns import Steps
@@ -21,7 +22,7 @@ QUOTAS_A_STEP: Final = 100
 TELL_S: Final = 60.0
 
 
-def quota_table(config: Any, workers: int) -> QuotaTable:
+def quota_table(config: BrokerConfig, workers: int) -> QuotaTable:
     """Create the table for `workers` of one broker, before the fork. `config` is BrokerConfig."""
     return QuotaTable(workers, config.quota_window_num, config.quota_window_size_seconds)
 

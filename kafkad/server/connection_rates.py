@@ -17,10 +17,11 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from kafkad._native.serving.acceptor import packed
 from kafkad._native.shared.quota_table import QuotaTable
+from kafkad.config.broker import BrokerConfig
 from kafkad.quota import CONNECTION_CREATION_RATE as QUOTA
 
 logger = logging.getLogger("kafkad")
@@ -53,7 +54,7 @@ class ConnectionRates:
 
     # -- limits
 
-    def adopt(self, config: Any) -> None:
+    def adopt(self, config: BrokerConfig) -> None:
         """Take the limits of a BrokerConfig."""
         names = [endpoint.listener for endpoint in config.broker_endpoints]
         limits = {name: config.for_listener(name, KEY) for name in names}

@@ -17,6 +17,7 @@ from ipaddress import ip_address
 from itertools import islice
 from typing import Any, Final
 
+from kafkad.config.broker import BrokerConfig
 from kafkad.controller.topics import auto_created
 from kafkad.metadata.image import MetadataImage
 from kafkad.net.channel import Unreachable
@@ -78,7 +79,7 @@ class ControllerRequests:
         return bytes(response.response_data)
 
     async def create_topics_in_passing(
-        self, names: Iterable[str], config: Any
+        self, names: Iterable[str], config: BrokerConfig
     ) -> dict[str, KafkaError | None]:
         """Return the error, or None, for each topic that did not exist. `config` is BrokerConfig."""
         image = self._image()

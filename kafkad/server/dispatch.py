@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, NamedTuple
 
+from kafkad._native.serving.connection import Connection
 from kafkad._native.serving.long_answer import LongAnswer
 from kafkad._native.serving.quota import is_timed, pause
 from kafkad._native.serving.shared_answer import SharedAnswer
@@ -52,7 +53,7 @@ class _Wide(NamedTuple):
     """A request that is served in steps."""
 
     api: Api
-    connection: Any
+    connection: Connection
     request_id: int
     frame: bytes
 
@@ -78,7 +79,7 @@ class Dispatcher:
         self._wide_bytes = 0  # of frames that are being served
         self._wide_waiting: deque[_Wide] = deque()
 
-    def __call__(self, connection: Any, request_id: int, frame: bytes) -> None:
+    def __call__(self, connection: Connection, request_id: int, frame: bytes) -> None:
         try:
             self._dispatch(connection, request_id, frame)
         except AssertionError as broken:
@@ -87,7 +88,7 @@ class Dispatcher:
         except MemoryError:
             connection.close("no memory was left for its request")
 
-    def _dispatch(self, connection: Any, request_id: int, frame: bytes) -> None:
+    def _dispatch(self, connection: Connection, request_id: int, frame: bytes) -> None:
         if self.authentication is not None and self.authentication.takes(connection, frame):
             self.authentication(connection, request_id, frame)
             return
@@ -179,7 +180,7 @@ class Dispatcher:
             if not stays:
                 self._leave(size)
 
-    def _begin(self, connection: Any, steps: Steps) -> None:
+    def _begin(self, connection: Connection, steps: Steps) -> None:
         """Run `steps`, which serve a request of `connection` completely."""
         ending = self._run(connection, steps)
         if inspect.isawaitable(ending):
@@ -190,11 +191,11 @@ class Dispatcher:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _run(self, connection: Any, steps: Steps) -> Any:
+    def _run(self, connection: Connection, steps: Steps) -> Any:
         """Run steps in turns. If there is a quota of request time, their time is charged to the client."""
         return self.turns.run(timed(connection, steps) if is_timed(connection) else steps)
 
-    async def _guarded(self, connection: Any, ending: Awaitable[None]) -> None:
+    async def _guarded(self, connection: Connection, ending: Awaitable[None]) -> None:
         try:
             await ending
         except MemoryError:
@@ -358,7 +359,7 @@ class Dispatcher:
         )
         context.connection.close("the response could not be encoded")
 
-    def _refuse_api_versions(self, connection: Any, request_id: int, frame: bytes, api: Api) -> None:
+    def _refuse_api_versions(self, connection: Connection, request_id: int, frame: bytes, api: Api) -> None:
         """Answer an ApiVersions of unknown version: its header is read as v2, its body is not read at all."""
         try:
             header, _ = codec.decode_request_header(frame, 2)
@@ -376,7 +377,7 @@ def _no_response() -> Steps:
     yield
 
 
-def _context(connection: Any, header: Any) -> RequestContext:
+def _context(connection: Connection, header: Any) -> RequestContext:
     session = connection.state
     return RequestContext(
         api_key=header.request_api_key,

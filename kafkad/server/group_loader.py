@@ -23,8 +23,11 @@ from kafkad._native.shared.watermarks import LEADER
 from kafkad.coordinator.loading import Replay
 from kafkad.coordinator.shard import Shard
 from kafkad.log.filenames import LOG, segment_file
+from kafkad.log.log import Log
 from kafkad.protocol.errors import Malformed
+from kafkad.replication.partitions import Partitions
 from kafkad.server.group_storage import OFFSETS_TOPIC
+from kafkad.server.scheduler import LoopScheduler
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +42,7 @@ TAIL_TOLD_MS = 10_000  # between two log lines about a partition that waits for 
 class SegmentFiles:
     """The bytes of a log as it is now, read from its segment files in any thread."""
 
-    def __init__(self, log: Any) -> None:
+    def __init__(self, log: Log) -> None:
         self._log = log
         self._directory = log.directory
         self._start_offset = log.log_start_offset
@@ -102,7 +105,7 @@ class SegmentFiles:
 class TailWatch:
     """Logs a partition that waits for its followers, every TAIL_TOLD_MS."""
 
-    def __init__(self, scheduler: Any, topic: str, shard: Shard, log: Any) -> None:
+    def __init__(self, scheduler: LoopScheduler, topic: str, shard: Shard, log: Log) -> None:
         self._scheduler = scheduler
         self._topic = topic
         self._shard = shard
@@ -124,7 +127,9 @@ class TailWatch:
 class GroupLoader:
     """One per worker: call `load` for each partition that it begins to lead."""
 
-    def __init__(self, groups: Any, partitions: Any, scheduler: Any, topic: str = OFFSETS_TOPIC) -> None:
+    def __init__(
+        self, groups: Any, partitions: Partitions, scheduler: LoopScheduler, topic: str = OFFSETS_TOPIC
+    ) -> None:
         """`groups`: the coordinator of groups or of transactions; `topic` is the topic that it reads."""
         self._topic = topic
         self._groups = groups
@@ -141,7 +146,7 @@ class GroupLoader:
             return
         self._load_when_committed(self._groups.begin_load(index), log)
 
-    def _load_when_committed(self, shard: Shard, log: Any) -> None:
+    def _load_when_committed(self, shard: Shard, log: Log) -> None:
         """Load once the log is committed to its end: another leader may not have the records above the high
         watermark. Without followers, only the flush policy holds it back."""
         if log.native.follows_end or log.high_watermark >= log.end_offset:
@@ -156,7 +161,7 @@ class GroupLoader:
 
         log.await_high_watermark(log.end_offset, reached)
 
-    def _tail_ended(self, shard: Shard, log: Any, trouble: BaseException | None) -> None:
+    def _tail_ended(self, shard: Shard, log: Log, trouble: BaseException | None) -> None:
         if shard.closed:
             return
         if trouble is None:
@@ -164,7 +169,7 @@ class GroupLoader:
         else:  # it is not led any more, or its disk has failed
             self._groups.unload(shard.index)
 
-    def _begin(self, shard: Shard, log: Any) -> None:
+    def _begin(self, shard: Shard, log: Log) -> None:
         files = SegmentFiles(log)
         if files.size <= self._room:
             self._load_at_once(shard, files)

@@ -1,8 +1,11 @@
 """`__consumer_offsets` as the group coordinator's storage (server/topic_storage)."""
 
-from typing import Any
-
+from kafkad.api.context import Images
+from kafkad.clock import Clock
+from kafkad.config.broker import BrokerConfig
 from kafkad.log.admission import Admission
+from kafkad.replication.partitions import Partitions
+from kafkad.server.scheduler import LoopScheduler
 from kafkad.server.topic_storage import Appended, TopicStorage
 
 OFFSETS_TOPIC = "__consumer_offsets"
@@ -12,7 +15,14 @@ NO_SEQUENCE = -1
 class GroupStorage(TopicStorage):
     """The storage of `coordinator.GroupCoordinator`."""
 
-    def __init__(self, config: Any, partitions: Any, metadata: Any, clock: Any, scheduler: Any) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        partitions: Partitions,
+        metadata: Images,
+        clock: Clock,
+        scheduler: LoopScheduler,
+    ) -> None:
         super().__init__(OFFSETS_TOPIC, partitions, metadata, clock, scheduler)
         self.timeout_ms = config.offsets_commit_timeout_ms
 
@@ -32,7 +42,7 @@ class GroupStorage(TopicStorage):
         partition: int,
         batch: bytearray,
         callback: Appended,
-        admitted: tuple[int, int] = (Admission.PLAIN, 0),
+        admitted: tuple[Admission, int] = (Admission.PLAIN, 0),
     ) -> None:
         """See `append_batch`."""
         self.append_batch(partition, batch, callback, self.timeout_ms, admitted)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from kafkad.net.hosts import addresses_of, is_address
+from kafkad.server.scheduler import LoopScheduler
 
 logger = logging.getLogger("kafkad")
 
@@ -25,7 +26,7 @@ class HostLimits:
 
     def __init__(
         self,
-        scheduler: Any,
+        scheduler: LoopScheduler,
         apply: Callable[[dict[str, int]], Any],
         look_up: Callable[[str], list[str]] = addresses_of,
     ) -> None:

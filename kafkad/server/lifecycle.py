@@ -20,10 +20,13 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from kafkad._native.shared import timeslice
+from kafkad.config.broker import BrokerConfig
 from kafkad.config.definition import ConfigError
+from kafkad.config.listeners import Endpoint
 from kafkad.config.served import is_alone
 from kafkad.log.log_dirs import DirectoryTrouble
 from kafkad.net.hosts import is_loopback
@@ -49,7 +52,7 @@ class Interrupted(BaseException):
 TROUBLES = (ConfigError, DirectoryTrouble, ListenError, NotRegistered, UnusableMetadata)
 
 
-def serve(config: Any, workers: int = 1) -> int:
+def serve(config: BrokerConfig, workers: int = 1) -> int:
     """Run a broker until a signal ends it. Return the exit code."""
     for note in (*config.notes, *exposure.warnings(config, is_loopback)):
         logger.warning("%s", note)
@@ -76,7 +79,7 @@ def serve(config: Any, workers: int = 1) -> int:
     return supervisor.run()
 
 
-def kind_of(config: Any) -> Any:
+def kind_of(config: BrokerConfig) -> Any:
     """Return the class that runs in each process of this node."""
     if is_alone(config):
         return Worker
@@ -89,7 +92,7 @@ def kind_of(config: Any) -> Any:
     return ControllerNode
 
 
-def serve_alone(config: Any, kind: Any = Worker) -> int:
+def serve_alone(config: BrokerConfig, kind: Any = Worker) -> int:
     """Run the whole node in one process."""
     loop, fatal = new_loop()
     worker = kind(config, loop, fatal)
@@ -125,7 +128,7 @@ def serve_alone(config: Any, kind: Any = Worker) -> int:
     return 0
 
 
-def serve_as_worker(config: Any, kind: type[Worker], place: Place) -> int:
+def serve_as_worker(config: BrokerConfig, kind: type[Worker], place: Place) -> int:
     """Run one of several workers, from the fork on. Return its exit code."""
     loop, fatal = new_loop()
     worker = kind(config, loop, fatal, place)
@@ -216,7 +219,7 @@ class Signals:
         self._loop.call_soon(self._look)
         self._loop.run_forever()
 
-    def _on_signal(self, number: int, _frame: Any) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.came.append(number)
         if self._starting and len(self.came) == 1:
             if not self._loop.is_running():
@@ -231,7 +234,7 @@ class Signals:
             self._loop.stop()
 
 
-def unless_interrupted(unraisable: Any) -> None:
+def unless_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
     """A finalizer that a signal cut short is nothing to tell: the start that it ran in is given up."""
     if not isinstance(unraisable.exc_value, Interrupted):
         sys.__unraisablehook__(unraisable)
@@ -253,7 +256,7 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def say_ready(config: Any, endpoints: list[Any], cluster_id: str) -> None:
+def say_ready(config: BrokerConfig, endpoints: list[Endpoint], cluster_id: str) -> None:
     """The line that scripts wait for, with the listeners that ask nobody who they are; on a terminal also
     what to try next. The reader may leave after the first line."""
     first = endpoints[0]

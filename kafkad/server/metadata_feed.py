@@ -29,13 +29,15 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from kafkad.api.context import Images
+from kafkad.log.log import Log
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.records import decode_record, encode_record
 from kafkad.metadata.replay import Delta, Replay, ReplayError
 from kafkad.metadata.replay import applied as replayed
 from kafkad.protocol import errors
 from kafkad.protocol.errors import KafkaError
-from kafkad.replication.partitions import NO_ROW
+from kafkad.replication.partitions import NO_ROW, Partitions
 from kafkad.server import creation
 from kafkad.server.controller_queue import AnsweringController, Serial, awaited
 from kafkad.server.peers import PeerLost, Peers, PeerTrouble
@@ -213,8 +215,8 @@ class Feed:
     def __init__(
         self,
         peers: Peers,
-        metadata: Any,
-        partitions: Any,
+        metadata: Images,
+        partitions: Partitions,
         loop: asyncio.AbstractEventLoop,
         on_change: Callable[[Delta, MetadataImage], None],
         applied: Callable[[], int] | None = None,
@@ -389,7 +391,7 @@ class Feed:
         self._completed.pop(k, None)
         self._settle()
 
-    def _log_opened(self, log: Any) -> None:
+    def _log_opened(self, log: Log) -> None:
         self._announce_soon(_announcement(log))
 
     def _log_failed(self, topic: str, index: int, topic_id: bytes) -> None:
@@ -504,7 +506,7 @@ def _raise(trouble: BaseException) -> None:
     raise trouble
 
 
-def _announcement(log: Any) -> tuple[Any, ...]:
+def _announcement(log: Log) -> tuple[Any, ...]:
     return log.topic, log.partition, log.topic_id.hex(), log.native.slot.number, log.directory
 
 

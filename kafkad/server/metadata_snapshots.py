@@ -5,6 +5,7 @@ import threading
 from typing import Any
 
 from kafkad.protocol.errors import KafkaError
+from kafkad.server.scheduler import LoopScheduler
 
 logger = logging.getLogger("kafkad")
 
@@ -12,7 +13,7 @@ logger = logging.getLogger("kafkad")
 class MetadataSnapshots:
     """Call `make_if_due` periodically; `close` waits for a snapshot that is being written."""
 
-    def __init__(self, raft: Any, scheduler: Any) -> None:
+    def __init__(self, raft: Any, scheduler: LoopScheduler) -> None:
         self._raft = raft
         self._scheduler = scheduler
         self._idle = threading.Event()

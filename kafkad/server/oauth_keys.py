@@ -25,6 +25,7 @@ from kafkad.net.https import ANSWER_BYTES_MAX, Failed, ask
 from kafkad.security.client_tls import tls_context
 from kafkad.security.jwt import KeySet, shown
 from kafkad.security.listeners import JWKS_URL, KeySource
+from kafkad.server.scheduler import LoopScheduler
 
 logger = logging.getLogger("kafkad")
 
@@ -39,7 +40,7 @@ class OAuthKeys:
     """Of one provider. `current` is the newest key set; None: there is none yet. All methods run on the
     loop's thread."""
 
-    def __init__(self, source: KeySource, scheduler: Any, clock: Clock) -> None:
+    def __init__(self, source: KeySource, scheduler: LoopScheduler, clock: Clock) -> None:
         self.current: KeySet | None = None
         self._source = source
         self._scheduler = scheduler
@@ -190,7 +191,7 @@ class OAuthKeys:
 class OAuthKeySets:
     """The providers of a worker's listeners, each once."""
 
-    def __init__(self, scheduler: Any, clock: Clock) -> None:
+    def __init__(self, scheduler: LoopScheduler, clock: Clock) -> None:
         self._make: Callable[[KeySource], OAuthKeys] = lambda source: OAuthKeys(source, scheduler, clock)
         self._sets: dict[KeySource, OAuthKeys] = {}
 

@@ -59,6 +59,7 @@ from kafkad._native.shared.mailbox import Mailboxes
 from kafkad._native.shared.watermarks import WatermarkTable
 from kafkad.clock import Clock
 from kafkad.config import loggers
+from kafkad.config.broker import BrokerConfig
 from kafkad.config.listeners import Endpoint
 from kafkad.log.log_dirs import LogDirs
 from kafkad.metadata.uuids import random_uuid
@@ -139,7 +140,7 @@ class Supervisor:
 
     def __init__(
         self,
-        config: Any,
+        config: BrokerConfig,
         count: int,
         work: Callable[[Place], int],
         say_ready: Callable[[list[Endpoint], str], None],

@@ -9,6 +9,7 @@
 
 from typing import Any, Final
 
+from kafkad._native.serving.connection import Connection
 from kafkad._native.serving.quota import begin_work, end_work, overtime_ms
 from kafkad._native.serving.shared_answer import SharedAnswer
 from kafkad.api.context import RequestContext
@@ -41,7 +42,7 @@ def with_pause(context: RequestContext, response: Any, pause_ms: int) -> Any:
     return copy
 
 
-def timed(connection: Any, steps: Steps) -> Steps:
+def timed(connection: Connection, steps: Steps) -> Steps:
     """Run `steps`. Their time outside the turn of the connection is charged here."""
     while True:
         counting = begin_work(connection)

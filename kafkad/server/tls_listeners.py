@@ -37,7 +37,7 @@ class TlsListeners:
     raises OSError."""
 
     def __init__(
-        self, config: Any, secure: Callable[[str, TlsContext], None], read: Callable[[str], bytes]
+        self, config: BrokerConfig, secure: Callable[[str, TlsContext], None], read: Callable[[str], bytes]
     ) -> None:
         """Load all stores. Raises ConfigError."""
         self._secure = secure
@@ -55,7 +55,7 @@ class TlsListeners:
                 first = tls_listener(BrokerConfig(config.static), endpoint, read)
             self._use(name, seen, first)
 
-    def check(self, config: Any, names: Collection[str]) -> None:
+    def check(self, config: BrokerConfig, names: Collection[str]) -> None:
         """Raise ConfigError if a listener cannot serve with `config`, which differs in the keys `names`."""
         named = {name for name in names if base_key(name) in SECURITY_KEYS}
         for endpoint in tls_endpoints(config):
@@ -66,7 +66,7 @@ class TlsListeners:
             after = tls_listener(config, endpoint, self._read)
             check_successor(config, endpoint.listener, self._used[endpoint.listener], after)
 
-    def adopt(self, config: Any) -> None:
+    def adopt(self, config: BrokerConfig) -> None:
         """Load the changed stores of `config`. A wrong store never raises."""
         for endpoint in tls_endpoints(config):
             name = endpoint.listener
@@ -87,7 +87,7 @@ class TlsListeners:
         self._seen[name], self._used[name] = seen, listener
         self._secure(name, listener.context)
 
-    def _look(self, config: Any, name: str) -> Seen:
+    def _look(self, config: BrokerConfig, name: str) -> Seen:
         """Call before the files are read: a file that is written meanwhile is read again."""
         return own_values(config, name), tuple(map(_looks, store_paths(config, name)))
 

@@ -9,11 +9,15 @@ In a cluster each append carries the leader epoch in which its coordinator leads
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
+from kafkad.api.context import Images
+from kafkad.clock import Clock
 from kafkad.log.admission import Admission
+from kafkad.log.log import Log
 from kafkad.protocol import errors
 from kafkad.protocol.errors import KafkaError
+from kafkad.replication.partitions import Partitions
+from kafkad.server.scheduler import LoopScheduler
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +29,9 @@ SIZE_MAX = 1 << 20  # of a batch, if no log has another limit
 class TopicStorage:
     """The partitions of one topic that this worker leads."""
 
-    def __init__(self, topic: str, partitions: Any, metadata: Any, clock: Any, scheduler: Any) -> None:
+    def __init__(
+        self, topic: str, partitions: Partitions, metadata: Images, clock: Clock, scheduler: LoopScheduler
+    ) -> None:
         self.topic = topic
         self.partitions = partitions
         self.metadata = metadata
@@ -55,13 +61,13 @@ class TopicStorage:
         batch: bytearray,
         callback: Appended,
         timeout_ms: int,
-        admitted: tuple[int, int] = (Admission.PLAIN, 0),
+        admitted: tuple[Admission, int] = (Admission.PLAIN, 0),
     ) -> None:
         """Append one batch. `callback(error code, base offset)` is called once, when it is durable as with
         acks=all. `admitted`: for a transaction, the admission and the guard."""
         admission, guard = admitted
 
-        def write(log: Any) -> int:
+        def write(log: Log) -> int:
             size_max = log.config.max_message_bytes
             if len(batch) > size_max:
                 logger.error(
@@ -74,7 +80,7 @@ class TopicStorage:
 
         self.write(partition, write, callback, timeout_ms)
 
-    def write(self, partition: int, write: Callable[[Any], int], callback: Appended, timeout_ms: int) -> None:
+    def write(self, partition: int, write: Callable[[Log], int], callback: Appended, timeout_ms: int) -> None:
         """Like `append_batch`; `write(log)` appends, and returns the base offset. If the timeout ends after
         the append, the callback gets REQUEST_TIMED_OUT with the offset, and later a second call with the
         outcome."""
@@ -95,7 +101,7 @@ class TopicStorage:
         else:
             self._answer_when_durable(log, lambda code: callback(code, offset), timeout_ms)
 
-    def _answer_when_durable(self, log: Any, callback: Callable[[int], object], timeout_ms: int) -> None:
+    def _answer_when_durable(self, log: Log, callback: Callable[[int], object], timeout_ms: int) -> None:
         def answer(trouble: BaseException | None) -> None:
             timeout.cancel()
             callback(_code(trouble))

@@ -1,7 +1,9 @@
 """`__transaction_state` as the transaction coordinator's storage (server/topic_storage)."""
 
-from typing import Any
-
+from kafkad.api.context import Images
+from kafkad.clock import Clock
+from kafkad.replication.partitions import Partitions
+from kafkad.server.scheduler import LoopScheduler
 from kafkad.server.topic_storage import Appended, TopicStorage
 
 TRANSACTION_TOPIC = "__transaction_state"
@@ -10,7 +12,9 @@ TRANSACTION_TOPIC = "__transaction_state"
 class TransactionStorage(TopicStorage):
     """The storage of `coordinator.TransactionCoordinator`. An append may take as long as its transaction."""
 
-    def __init__(self, partitions: Any, metadata: Any, clock: Any, scheduler: Any) -> None:
+    def __init__(
+        self, partitions: Partitions, metadata: Images, clock: Clock, scheduler: LoopScheduler
+    ) -> None:
         super().__init__(TRANSACTION_TOPIC, partitions, metadata, clock, scheduler)
 
     def leader_epoch(self, partition: int) -> int:

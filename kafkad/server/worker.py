@@ -49,6 +49,7 @@ from kafkad.coordinator.runtime import GroupCoordinator
 from kafkad.coordinator.transactions import TransactionCoordinator
 from kafkad.log.cleaning import LogCleaner
 from kafkad.log.directory import Directory
+from kafkad.log.log import Log
 from kafkad.log.log_dirs import DirectoryTrouble, LogDirs
 from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, MetadataFiles
 from kafkad.log.segment_deletion import delete_in_steps
@@ -134,7 +135,7 @@ class Worker:
 
     def __init__(
         self,
-        config: Any,
+        config: BrokerConfig,
         loop: EventLoop,
         fatal: Callable[[BaseException], None],
         place: "Place | None" = None,
@@ -472,7 +473,7 @@ class Worker:
             verify=self.config.transaction_partition_verification_enable,
         )
 
-    def _led(self, log: Any) -> None:
+    def _led(self, log: Log) -> None:
         """A partition is led from now on, at once or after retries."""
         if log.topic == OFFSETS_TOPIC:
             self._group_loader.load(log.partition)
@@ -814,7 +815,7 @@ class Worker:
             yield
         self.partitions.table.release_idle_readers()
 
-    def _is_loading(self, log: Any) -> bool:
+    def _is_loading(self, log: Log) -> bool:
         """Return whether a coordinator reads the files of a log, by their names."""
         coordinator: Any = {OFFSETS_TOPIC: self.groups, TRANSACTION_TOPIC: self.transactions}.get(log.topic)
         shard = coordinator.shards.get(log.partition) if coordinator is not None else None

@@ -11,12 +11,12 @@ NEED_TRANSACTION: Final = -1001
 
 
 class Admission(IntEnum):
-    """What the request of an append says; Admission in _native/log/guards.pxd."""
+    """How the request of an append relates to transactions; Admission in _native/log/guards.pxd."""
 
     PLAIN = 0  # nothing: a transactional batch is refused
-    ADDED = 1  # TV0, TV1: the client adds partitions by itself; the coordinator is asked whether it has
+    ADDED = 1  # TV0, TV1: the client adds partitions itself; the coordinator verifies it
     IMPLICIT = 2  # TV2: the coordinator is asked to add the partition
-    UNVERIFIED = 3  # as ADDED, and nobody is asked: transaction.partition.verification.enable is off
+    UNVERIFIED = 3  # as ADDED, but not verified: transaction.partition.verification.enable is off
 
 
 class NeedTransaction(Exception):

@@ -20,10 +20,10 @@ class Checkpointing:
 
     def __init__(self, go_offline: Callable[[Directory], None]) -> None:
         self._go_offline = go_offline
-        self._starts: dict[int, LogStarts] = {}  # by the number of their directory
+        self._starts: dict[int, LogStarts] = {}  # by directory number
 
     def write_later(self, scheduler: Scheduler, directory: Directory, names: Sequence[str]) -> None:
-        """Those of `names` whose offsets have changed, in a thread; one such write at a time."""
+        """Write those of `names` whose offsets have changed, in a thread; one such write at a time."""
         if directory.offline or directory.writing:
             return
         changed = {}
@@ -50,7 +50,8 @@ class Checkpointing:
         scheduler.run_in_thread(lambda: directory.write(changed, serial), done)
 
     def write_now(self, directory: Directory) -> bool:
-        """All of them, at once: before what they say would be wrong, and at the end. Whether they stand."""
+        """Write all of them now: before their contents would be wrong, and at the end. Return whether it
+        worked."""
         if directory.offline:
             return False
         directory.serial += 1

@@ -24,7 +24,7 @@ OFFSET_MAX = (1 << 63) - 1
 
 
 def sync_directory(path: str) -> None:
-    """Names that were created, renamed or removed in it are on the disk afterwards."""
+    """Make names that were created, renamed or removed in the directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -33,7 +33,7 @@ def sync_directory(path: str) -> None:
 
 
 def make_directory(path: str) -> None:
-    """With its parents, where they are missing; it is on the disk afterwards."""
+    """Create a directory and its missing parents, durably."""
     missing = []
     while not os.path.isdir(path):
         missing.append(path)
@@ -44,21 +44,21 @@ def make_directory(path: str) -> None:
 
 
 def write_file(path: str, data: bytes, *, sync: bool = True) -> None:
-    """The file holds `data` or what it held before, whatever happens."""
+    """Replace the file's contents by `data`, atomically."""
     beside = path + ".tmp"
     try:
         write_new(beside, data, sync=sync)
         os.replace(beside, path)
     except OSError:
         with suppress(OSError):
-            os.unlink(beside)  # a part of it takes room on a full disk
+            os.unlink(beside)  # the incomplete file takes space on a full disk
         raise
     if sync:
         sync_directory(os.path.dirname(path) or ".")
 
 
 def write_new(path: str, data: bytes, *, sync: bool) -> None:
-    """A file of just `data`; after an OSError, of a part of it."""
+    """Write a file with `data`; after an OSError it may have a part of it."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         left = memoryview(data)
@@ -76,7 +76,7 @@ def checkpoint_text(lines: Iterable[str]) -> bytes:
 
 
 def checkpoint_lines(data: bytes) -> list[list[str]]:
-    """The entries of a checkpoint, split at white space; an empty file has none. Raises Malformed."""
+    """Return the entries of a checkpoint, split at white space; none for an empty file. Raises Malformed."""
     try:
         lines = data.decode().splitlines()
     except UnicodeDecodeError:
@@ -98,12 +98,12 @@ def write_offsets(path: str, offsets: dict[tuple[str, int], int], *, sync: bool 
 
 
 def offsets_text(offsets: dict[tuple[str, int], int]) -> bytes:
-    """`<topic> <partition> <offset>` a line."""
+    """Return `<topic> <partition> <offset>` per line."""
     return checkpoint_text(f"{topic} {index} {offset}" for (topic, index), offset in offsets.items())
 
 
 def read_offsets(path: str) -> dict[tuple[str, int], int]:
-    """Empty when there is no such file. Raises Malformed."""
+    """Return an empty dict if there is no such file. Raises Malformed."""
     try:
         with open(path, "rb") as file:
             data = file.read()
@@ -122,12 +122,12 @@ def read_offsets(path: str) -> dict[tuple[str, int], int]:
 
 
 def uuid_text(uuid: bytes) -> str:
-    """Kafka's form of a topic, cluster or directory id: 22 characters of base64url."""
+    """Return Kafka's form of a topic, cluster or directory id: 22 characters of base64url."""
     return base64.urlsafe_b64encode(uuid).rstrip(b"=").decode()
 
 
 def uuid_bytes(text: str) -> bytes:
-    """Raises Malformed."""
+    """Parse an id. Raises Malformed."""
     try:
         uuid = base64.urlsafe_b64decode(text + "==")
     except (binascii.Error, ValueError):
@@ -146,7 +146,7 @@ def _metadata_of(topic_id: bytes) -> bytes:
 
 
 def read_partition_metadata(directory: str) -> bytes | None:
-    """The topic id, or None when there is no such file. Raises Malformed."""
+    """Return the topic id, or None if there is no such file. Raises Malformed."""
     try:
         with open(os.path.join(directory, PARTITION_METADATA), "rb") as file:
             data = file.read(4096)
@@ -157,7 +157,7 @@ def read_partition_metadata(directory: str) -> bytes | None:
 
 @lru_cache(maxsize=256)
 def _metadata_id(data: bytes) -> bytes | None:
-    # the partitions of one topic say the same
+    # cached: the partitions of one topic have the same contents
     fields = {}
     for line in data.decode("ascii", "replace").splitlines():
         key, _, value = line.partition(":")
@@ -168,7 +168,7 @@ def _metadata_id(data: bytes) -> bytes | None:
 
 
 def partition_metadata_id(data: bytes, directory: str) -> bytes | None:
-    """The topic id that `data`, a partition.metadata, holds; None: none. Raises Malformed."""
+    """Return the topic id in `data`, the contents of a partition.metadata, or None. Raises Malformed."""
     topic_id = _metadata_id(data)
     if topic_id is None:
         raise Malformed(f"{PARTITION_METADATA} of {directory} is damaged")

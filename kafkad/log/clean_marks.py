@@ -46,7 +46,7 @@ def write_mark(directory: str, broker_epoch: int) -> None:
 
 
 def take_mark(directory: str) -> CleanMark:
-    """The mark, which is removed at once: a crash while logs are loaded is unclean (KAFKA-10471)."""
+    """Read and remove the clean-shutdown file: a crash while logs are loaded is unclean (KAFKA-10471)."""
     path = os.path.join(directory, CLEAN_SHUTDOWN)
     try:
         with open(path, "rb") as file:
@@ -64,19 +64,19 @@ def take_mark(directory: str) -> CleanMark:
 
 
 class CleanStop(NamedTuple):
-    """What the last stop says of one log."""
+    """What the last stop recorded about one log."""
 
-    written_ms: int  # when the mark was written
-    end_offset: int | None  # the recovery point of the checkpoint, None if it has none
+    written_ms: int  # when the clean-shutdown file was written
+    end_offset: int | None  # the recovery point of the checkpoint; None: it has none
 
     def doubt_about_files(self, changed_ms: Iterable[int]) -> str:
-        """Why the files are not as the stop left them; "" if nothing says so. `changed_ms`: when each segment
-        was written last."""
+        """Return why the files differ from those at the stop, or "". `changed_ms`: when each segment was last
+        written."""
         late_ms = max(changed_ms, default=0) - self.written_ms
         return f"a segment was written {late_ms} ms after the broker's clean stop" if late_ms > 0 else ""
 
     def doubt_about_end(self, end_offset: int) -> str:
-        """The same, when the end of the log is known."""
+        """The same, once the end of the log is known."""
         if self.end_offset in (None, end_offset):
             return ""
         return f"it ended at {self.end_offset} at the broker's clean stop, and ends at {end_offset}"

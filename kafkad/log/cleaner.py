@@ -46,7 +46,7 @@ from kafkad.protocol.records import DECOMPRESSED_MAX, HEADER_SIZE, Batch
 
 CHUNK: Final = 1 << 20
 SLOT: Final = 24  # bytes of an OffsetMap
-RELATIVE_MAX: Final = (1 << 31) - 1  # what an index can say of an offset
+RELATIVE_MAX: Final = (1 << 31) - 1  # the largest relative offset in an index
 
 Aborted = tuple[int, int, int, int]  # producer id, first offset, last offset, last stable offset
 LastRecords = dict[int, tuple[int, int]]  # producer id -> last data offset or -1, epoch
@@ -62,9 +62,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """`segments`: all from the log's first one up to `first_uncleanable`, which is where the next one begins.
-    `aborted`: of all transactions that have a record there. `memory`: of the offset map, at most. `progress`
-    gets the bytes that were read or written; it may wait, or raise to end the cleaning. `legacy_horizon_ms`:
+    """`segments`: all from the log's first one up to `first_uncleanable`, where the next one begins.
+    `aborted`: of all transactions with a record there. `memory`: maximum size of the offset map. `progress`
+    gets the number of bytes read or written; it may wait, or raise to end the cleaning. `legacy_horizon_ms`:
     a segment that was modified then or before loses its tombstones of magic 0 and 1."""
 
     directory: str
@@ -86,7 +86,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What a group became: one segment, whose files stand beside those of `replaced`."""
+    """The result of a group: one segment, whose files are beside those of `replaced`."""
 
     directory: str
     base_offset: int
@@ -98,7 +98,7 @@ class Cleaned:
 
 @dataclass(slots=True)
 class Outcome:
-    """`end_offset`: where the next cleaning's dirty part begins."""
+    """`end_offset`: where the dirty part of the next cleaning begins."""
 
     end_offset: int
     bytes_before: int = 0
@@ -118,8 +118,8 @@ Convert = Callable[[list[LegacyEntry]], bytearray | None]
 
 
 def clean(job: Job, swap: Callable[[Cleaned], None]) -> Outcome:
-    """Clean the log once. Raises Malformed for batches that do not parse, OSError, and what `progress`
-    raises; groups that were handed to `swap` before stay as they are."""
+    """Clean the log once. Raises Malformed for batches that do not parse, OSError, and the exceptions of
+    `progress`; groups passed to `swap` before stay as they are."""
     offsets = OffsetMap(_map_size(job), job.load_factor)
     try:
         offsets.follow(job.first_dirty, job.first_uncleanable)
@@ -152,7 +152,7 @@ def clean(job: Job, swap: Callable[[Cleaned], None]) -> Outcome:
 
 
 def groups(job: Job, end: int) -> list[list[Segment]]:
-    """The segments that begin below `end`, joined as far as one segment may hold them."""
+    """Return the segments that begin below `end`, grouped by how many fit in one segment."""
     found: list[list[Segment]] = []
     segments = [segment for segment in job.segments if segment.base_offset < end]
     size = index = time_index = 0
@@ -175,20 +175,21 @@ def _behind(segments: Sequence[Segment], at: int, end: int) -> int:
 
 
 def announce_swap(cleaned: Cleaned) -> None:
-    """From here on the next start ends the exchange. As long as one file is `.cleaned` it takes all away."""
+    """From here on the next start completes the exchange. While one file is `.cleaned`, it removes all of
+    them."""
     rename_to_swap(cleaned)
     sync_directory(cleaned.directory)
 
 
 def rename_to_swap(cleaned: Cleaned) -> None:
-    """The first half of `announce_swap`."""
+    """Do the first half of `announce_swap`."""
     for suffix in reversed(cleaned.suffixes):
         path = segment_file(cleaned.directory, cleaned.base_offset, suffix)
         os.replace(path + CLEANED, path + SWAP)
 
 
 def swap_in(cleaned: Cleaned) -> list[str]:
-    """Exchange the files that `announce_swap` announced. Returns the paths of the old ones, to be unlinked
+    """Exchange the files that `announce_swap` announced. Return the paths of the old ones, to be unlinked
     when the directory is synced and no reader can be about to open one."""
     old = []
     for base in cleaned.replaced:
@@ -205,20 +206,20 @@ def swap_in(cleaned: Cleaned) -> list[str]:
 
 def _discard(directory: str, base_offset: int) -> None:
     for suffix in SEGMENT_SUFFIXES:
-        with suppress(OSError):  # the next start removes what stays
+        with suppress(OSError):  # the next start removes the rest
             os.unlink(segment_file(directory, base_offset, suffix) + CLEANED)
 
 
 def _map_size(job: Job) -> int:
-    # No more keys than offsets: a small log needs little, whatever the buffer may hold.
+    # No more keys than offsets: a small log needs little, whatever the size of the buffer.
     wanted = int((job.first_uncleanable - job.first_dirty) / job.load_factor) + 16
     return min(job.memory, wanted * SLOT)
 
 
 def _map_dirty(job: Job, offsets: OffsetMap) -> int:
-    """Fill the map. Returns the offset behind those that it knows."""
-    # One that ended before has its marker where this pass does not look, and would hide what its producer
-    # wrote later.
+    """Fill the map. Return the offset after those that it has."""
+    # Skip earlier transactions: their markers are outside of this pass, so they would hide later records of
+    # their producers.
     aborted = [each for each in job.aborted if each[2] >= job.first_dirty]
     mapping = Mapping(offsets, CleanedTransactions(aborted), job.first_dirty)
 
@@ -246,8 +247,9 @@ def _map_dirty(job: Job, offsets: OffsetMap) -> int:
 def _feed(
     job: Job, segment: Segment, passing: _Pass, decompressed: Decompressed, convert: Convert
 ) -> Iterator[None]:
-    """Hand the segment's batches to a pass, and stop after each chunk. `decompressed` gets those that it
-    wants decompressed; False: the pass takes no more. `convert` makes a batch of old messages, or None."""
+    """Pass the segment's batches to a pass, and pause after each chunk. `decompressed` gets those to
+    decompress; it returns False if the pass takes no more. `convert` makes a batch of old messages, or
+    None."""
     path = segment_file(job.directory, segment.base_offset, LOG)
     buffer = bytearray(min(CHUNK, segment.size))
     position = 0
@@ -284,7 +286,7 @@ def _feed(
 
 
 def _unpack(data: memoryview, position: int, decompressed: Decompressed) -> bool:
-    """Hand over the batch at `position`, which a pass did not take as it is. False: the pass is full."""
+    """Pass on the batch at `position`, which must be decompressed first. False: the pass takes no more."""
     batch = Batch(data, position)
     if not batch.compression:
         return False
@@ -301,7 +303,7 @@ def _whole_batch(data: memoryview, position: int) -> Batch | None:
 
 
 def _buffer_for(path: str, data: memoryview, position: int, left: int) -> bytearray:
-    """Room for a batch that is longer than a chunk."""
+    """Return a buffer for a batch longer than a chunk."""
     size = 12 + int.from_bytes(data[8:12], "big") if len(data) >= HEADER_SIZE else left + 1
     if not len(data) < size <= left:
         raise Malformed(f"{path} ends within the batch at position {position}")
@@ -330,13 +332,13 @@ def _clean_group(
         return True
 
     def convert(run: list[LegacyEntry]) -> bytearray | None:
-        is_end = run[-1].offset + 1 == job.first_uncleanable  # it says where the log ends
+        is_end = run[-1].offset + 1 == job.first_uncleanable  # it marks the end of the log
         if is_end or segment_modified_ms > job.legacy_horizon_ms:
             return as_batch(run)
         return as_batch(run, keep=stays)
 
     def stays(record: Record) -> bool:
-        # An old tombstone that is retained no longer; one of magic 2 has its horizon in its batch.
+        # An old tombstone that is retained no longer; a batch of magic 2 has its own horizon.
         return record.value is not None or record.key is None or record.offset > latest_offset
 
     log = segment_file(job.directory, base, LOG)
@@ -355,7 +357,7 @@ def _clean_group(
         contents[TXN_INDEX] = aborted
     for suffix, data in contents.items():
         write_new(segment_file(job.directory, base, suffix) + CLEANED, data, sync=True)
-    # Retention and the next start take the time of the newest record from here where no record has one.
+    # Retention and the next start use this as the time of the newest record if no record has one.
     modified = os.stat(segment_file(job.directory, segments[-1].base_offset, LOG)).st_mtime_ns
     os.utime(log + CLEANED, ns=(modified, modified))
     replaced = tuple(segment.base_offset for segment in segments)

@@ -37,9 +37,9 @@ from kafkad.protocol.errors import KafkaError
 
 logger = logging.getLogger("kafkad.log")
 
-PERMIT_WAIT_MS: Final = 1_000  # other workers clean: ask again so soon
-ANSWER_S: Final = 0.1  # a thread that waits for the loop looks so often whether the broker stops
-THROTTLE_S: Final = 0.02  # shorter waits are put off
+PERMIT_WAIT_MS: Final = 1_000  # other workers clean: how soon to try again
+ANSWER_S: Final = 0.1  # how often a thread that waits for the loop checks whether the broker stops
+THROTTLE_S: Final = 0.02  # shorter waits are postponed
 END_S: Final = 30.0  # a disk that does not answer must not keep the broker from stopping
 
 Result = TypeVar("Result")
@@ -54,7 +54,7 @@ class CallingScheduler(Scheduler, Protocol):
 
 
 class Throttle:
-    """Keeps one thread to a rate of bytes per second, which may change; `wait` sleeps."""
+    """Limits one thread to a rate of bytes per second, which may change; `wait` sleeps."""
 
     def __init__(
         self, rate: Callable[[], float], now: Callable[[], float], wait: Callable[[float], Any]
@@ -75,7 +75,7 @@ class Throttle:
 
 
 class LogCleaner:
-    """`start`, then `stop`, on the loop. `busy(log)`: somebody reads the log's files by their names."""
+    """Call `start`, then `stop`, on the loop. `busy(log)`: whether the log's files are being read by name."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class LogCleaner:
         self._arm(self._config().log_cleaner_backoff_ms)
 
     def stop(self) -> None:
-        """No log is being cleaned afterwards. What was announced and not exchanged the next start ends."""
+        """Stop all cleanings. The next start completes exchanges that were announced and not done."""
         self._stopped.set()
         self._timer.cancel()
         for thread in list(self._threads.values()):
@@ -136,7 +136,7 @@ class LogCleaner:
                 continue
             wants_flush = log.native.count > 1 and log.recovery_point < log.native.active_base_offset
             if wants_flush and not log.closed:
-                log.request_flush()  # after a kill nobody else may ask for a while
+                log.request_flush()  # after a kill no other flush may come for a while
             try:
                 choice = choice_of(log, now_ms)
             except KafkaError:  # logged; the disk is full or broken
@@ -163,7 +163,7 @@ class LogCleaner:
         return True
 
     def _run(self, cleaning: "_Cleaning", permit: int) -> None:
-        # In the thread.
+        # Runs in the thread.
         trouble: BaseException | None = None
         outcome = None
         try:
@@ -204,7 +204,7 @@ class LogCleaner:
 
 
 class _Cleaning:
-    """One cleaning of one log; made on the loop, `run` in a thread."""
+    """One cleaning of one log. Created on the loop; `run` runs in a thread."""
 
     def __init__(self, owner: LogCleaner, choice: Choice) -> None:
         config = owner._config()
@@ -259,7 +259,7 @@ class _Cleaning:
         )
 
     def _legacy_horizon_ms(self) -> int:
-        """Tombstones of magic 0 and 1 are retained from the newest clean segment's last change on."""
+        """Tombstones of magic 0 and 1 are retained from the last change of the newest clean segment on."""
         clean = [base for base, _ in self.choice.segments if base < self.choice.first_dirty]
         if not clean:
             return 0
@@ -290,7 +290,7 @@ class _Cleaning:
         self._on_loop(lambda: remove_old(self.log, old))
 
     def _on_loop(self, call: Callable[[], Result]) -> Result:
-        """The result of a call that is made on the loop. Raises what it raises, and Stopped."""
+        """Return the result of a call made on the loop. Raises its exception, and Stopped."""
         answer: SimpleQueue[tuple[Result | None, BaseException | None]] = SimpleQueue()
 
         def answering() -> None:

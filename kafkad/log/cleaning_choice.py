@@ -25,7 +25,7 @@ MAGIC_AT: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A log that wants to be cleaned. `segments`: (base offset, size) from its first one up to
+    """A log that needs cleaning. `segments`: (base offset, size) from the first one up to
     `first_uncleanable`."""
 
     log: "Log"
@@ -36,13 +36,13 @@ class Choice:
 
 
 def first_dirty_offset(log: "Log") -> int:
-    """Where the dirty part begins. A checkpoint that lies outside of the log says nothing."""
+    """Return where the dirty part begins. A checkpoint outside of the log is ignored."""
     offset = log.cleaned_below
     return offset if log.log_start_offset <= offset <= log.end_offset else log.log_start_offset
 
 
 def choice_of(log: "Log", now_ms: int) -> Choice | None:
-    """What is to be cleaned of a log; None: nothing, or not yet. Raises KafkaError."""
+    """Return what must be cleaned of a log; None: nothing, or not yet. Raises KafkaError."""
     config = log.config
     if "compact" not in config.cleanup_policy or log.native.count < 2 or log.closed:
         return None
@@ -65,7 +65,7 @@ def choice_of(log: "Log", now_ms: int) -> Choice | None:
 
 
 def _cleanable_count(log: "Log", rows: list[tuple[int, int, int]], dirty: int, now_ms: int) -> int:
-    """How many of the oldest segments may be cleaned."""
+    """Return how many of the oldest segments may be cleaned."""
     limit = min(log.last_stable_offset, log.recovery_point)
     count = 0
     while count + 1 < len(rows) and rows[count + 1][0] <= limit:
@@ -85,7 +85,7 @@ def _largest_timestamp(log: "Log", rows: list[tuple[int, int, int]], at: int) ->
 
 
 def _is_overdue(log: "Log", rows: list[tuple[int, int, int]], first: int, now_ms: int) -> bool:
-    """Whether a dirty segment's first batch is older than max.compaction.lag.ms."""
+    """Return whether a dirty segment's first batch is older than max.compaction.lag.ms."""
     lag_ms = log.config.max_compaction_lag_ms
     if lag_ms >= LONG_MAX:
         return False

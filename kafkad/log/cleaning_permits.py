@@ -8,7 +8,7 @@ import os
 
 
 class Permits:
-    """Made before the workers are forked; used on each worker's loop."""
+    """Created before the workers are forked; used on each worker's loop."""
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("kafkad-cleaners", os.MFD_CLOEXEC)
@@ -18,7 +18,7 @@ class Permits:
         os.close(self._fd)
 
     def take(self, count: int) -> int | None:
-        """One of `count` permits, to be given back; None: others have them all."""
+        """Return one of `count` permits, to be given back; None: all are taken."""
         for number in range(count):
             if number not in self._taken:
                 try:

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 THREADS: Final = 8
 GROUP: Final = 128  # logs whose files are open at the same time
-STALLED_S: Final = 30.0  # a slow disk ends some fsyncs in this time
+STALLED_S: Final = 30.0  # even a slow disk completes some fsyncs in this time
 
 
 class Stalled(KafkaError):
-    """The disk did not answer: nobody knows what of a log is on it."""
+    """The disk did not answer: it is not known how much of a log is on it."""
 
 
 def close_logs(logs: "Sequence[Log]", clean: bool) -> "Iterator[tuple[Log, KafkaError]]":
-    """Close the logs of one data directory. Yields those that were not closed cleanly, with the reason."""
+    """Close the logs of one data directory. Yield those that were not closed cleanly, with the reason."""
     synced: set[str] = set()
     stalled: Stalled | None = None
     for at in range(0, len(logs), GROUP):
@@ -64,7 +64,7 @@ def close_logs(logs: "Sequence[Log]", clean: bool) -> "Iterator[tuple[Log, Kafka
 def _sync(
     works: list[Any], shared: list[set[str]], synced: set[str]
 ) -> tuple[list[Exception | None], Stalled | None]:
-    """Run each work, and sync the directories that are `shared` and not `synced` yet, once. Returns what each
+    """Run each work, and sync once the directories that are `shared` and not `synced` yet. Return what each
     work raised, or None, and whether the disk did not answer."""
     paths = sorted(set().union(*shared) - synced)
     jobs = [*(lambda path=path: sync_directory(path) for path in paths), *works]
@@ -76,13 +76,13 @@ def _sync(
     for number, work in enumerate(works):
         left = shared[number] - synced
         if left:
-            work.directories = work.directories | left  # a flush tries it again, and says what becomes of it
+            work.directories = work.directories | left  # a flush retries it, and reports the result
             results[number] = results[number] or troubles[min(left)]
     return results, stalled
 
 
 def _in_threads(jobs: Sequence[Callable[[], None]]) -> list[Exception | None]:
-    """Run each job; what it raised, or None. Jobs that a disk holds up have a Stalled."""
+    """Run each job. Return what it raised, or None. Jobs that wait for a disk get a Stalled."""
     errors: list[Exception | None] = [None] * len(jobs)
     ended = [False] * len(jobs)
     given_up = False
@@ -99,17 +99,17 @@ def _in_threads(jobs: Sequence[Callable[[], None]]) -> list[Exception | None]:
             changed.release()
 
     def run_apart() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the main thread's
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread handles them
         run()
 
     threads: list[threading.Thread] = []
     for number in range(min(THREADS, len(jobs))):
-        # Daemons: one that the disk holds up does not keep the process.
+        # Daemon threads: one that waits for the disk does not keep the process alive.
         thread = threading.Thread(target=run_apart, name=f"kafkad-close-{number}", daemon=True)
         try:
             thread.start()
         except RuntimeError:
-            break  # the system has no more threads: those that run do it
+            break  # the system has no more threads: the existing ones do it
         threads.append(thread)
     if not threads:
         run()

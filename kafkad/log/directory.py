@@ -49,21 +49,21 @@ CHECKPOINTS = (RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS, CLEANER_OFFS
 Key = tuple[str, int]
 Signature = tuple[int, int, int]
 
-TRIES = 3  # of a write whose fsync others do not wait for
-RACY_NS = 50_000_000  # files of one tick of the kernel's clock may look the same
+TRIES = 3  # of a write; the last one does its fsync under the locks
+RACY_NS = 50_000_000  # files written within one tick of the kernel's clock may look the same
 
 _WORD = struct.Struct("q")
 FAILED, NOT_CLEAN, PARTITIONS = 0, 1, 2  # a directory's words
 
 
 class Told:
-    """Memory that a supervisor shares with its workers, made before they are forked:
+    """Memory that a supervisor shares with its workers, created before the fork:
 
     broker epoch i64 | metadata offset i64 | of each directory: failed i64, not closed cleanly i64,
     partitions i64
 
-    The first two are worker 0's; failed and not closed are only ever set, by anybody, and read late; the
-    count changes under `alone`."""
+    Worker 0 writes the first two. `failed` and `not closed` are only ever set, by any process, and may be
+    read late. The count changes under `alone`."""
 
     def __init__(self, directories: int) -> None:
         size = _WORD.size * (2 + 3 * directories)
@@ -77,8 +77,8 @@ class Told:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """For a moment, on the loop: no other worker places a partition."""
-        fcntl.lockf(self._fd, fcntl.LOCK_EX)  # a process has it, and it goes with the process
+        """Briefly, on the loop: no other worker places a partition."""
+        fcntl.lockf(self._fd, fcntl.LOCK_EX)  # held by the process, and released with it
         try:
             yield
         finally:
@@ -120,7 +120,8 @@ class Told:
 
 
 class Seen:
-    """What a checkpoint file had when it was read. `fd` holds the file open while it is young, or is -1."""
+    """The contents of a checkpoint file when it was read. `fd` keeps the file open while it is young, or is
+    -1."""
 
     __slots__ = ("fd", "found", "signature")
 
@@ -143,25 +144,25 @@ class Directory:
 
     def __init__(self, path: str, number: int, *, for_logs: bool) -> None:
         self.path = path
-        self.number = number  # its place in `Told`
-        self.for_logs = for_logs  # False: only the metadata log lives here
+        self.number = number  # its index in `Told`
+        self.for_logs = for_logs  # False: it has only the metadata log
         self.id = bytes(16)
         self.offline = False
         self.clean = False
-        self.broker_epoch = -1  # of the clean shutdown before
-        self.marked_ms = -1  # when that wrote its mark
+        self.broker_epoch = -1  # of the previous clean shutdown
+        self.marked_ms = -1  # when its clean-shutdown file was written
         self.lock: int | None = None
-        self.group_commit: GroupCommit | None = None  # of its logs, where a loop calls `publish`
+        self.group_commit: GroupCommit | None = None  # of its logs, if a loop calls `publish`
         self.shared = False  # with other workers
         self.writer = 0  # the number of this worker
-        self.keeper = False  # worker 0: drops what belongs to nobody
+        self.keeper = False  # worker 0: drops entries that no worker owns
         self.logs_by_key: dict[Key, Log] = {}
         self.written: dict[str, dict[Key, int]] = {}  # checkpoint name -> what we wrote last
-        self.unsynced: set[str] = set()  # names of those whose last write was not synced
+        self.unsynced: set[str] = set()  # checkpoints whose last write was not synced
         self.in_flight: list[Mapping[Key, object]] = []  # what threads are about to write
         self.writing = False  # a thread is writing checkpoints
-        self.serial = 0  # of the newest ones that were asked for
-        self._write_lock = threading.Lock()  # never held across an fsync, but for the last try
+        self.serial = 0  # of the newest checkpoints requested
+        self._write_lock = threading.Lock()  # never held across an fsync, except for the last try
         self._turn = threading.Lock()  # of the threads that write a checkpoint; no loop takes it
         self._seen: dict[str, Seen] = {}
 
@@ -169,7 +170,7 @@ class Directory:
         return list(self.logs_by_key.values())
 
     def volume(self) -> tuple[int, int]:
-        """(total, usable) bytes of the file system; -1 when they cannot be had."""
+        """(total, usable) bytes of the file system; -1 if not available."""
         try:
             status = os.statvfs(self.path)
         except OSError:
@@ -179,7 +180,7 @@ class Directory:
     # -- checkpoints ---------------------------------------------------------------------------------------
 
     def write(self, checkpoints: Mapping[str, dict[Key, int]], serial: int) -> None:
-        """Unless newer ones were asked for meanwhile. In any thread; raises OSError."""
+        """Write checkpoints, unless newer ones were requested meanwhile. In any thread; raises OSError."""
 
         def still_due(name: str, offsets: dict[Key, int]) -> dict[Key, int] | None:
             return offsets if serial == self.serial and self.is_due(name, offsets) else None
@@ -192,8 +193,8 @@ class Directory:
             self._write_synced(name, partial(still_due, name, offsets), partial(wrote, name))
 
     def work_to_write(self, name: str, key: Key) -> Callable[[], int]:
-        """A call for any thread that writes what the logs say now, unless newer checkpoints were asked for
-        meanwhile. It returns what the file says of `key` then, and raises OSError."""
+        """Return a function for any thread that writes the logs' current values, unless newer checkpoints
+        were requested meanwhile. It returns the file's value for `key`, and raises OSError."""
         offsets = self.offsets_now(name)
         self.serial += 1
         serial = self.serial
@@ -205,7 +206,7 @@ class Directory:
         return write
 
     def offsets_now(self, name: str) -> dict[Key, int]:
-        """What the open logs say, for one checkpoint."""
+        """Return the values of the open logs for one checkpoint."""
         logs = self.logs_by_key.items()
         if name == RECOVERY_POINTS:
             return {key: log.recovery_point for key, log in logs}
@@ -216,13 +217,13 @@ class Directory:
         return {key: start for key, log in logs if (start := log.start_to_keep)}
 
     def is_due(self, name: str, offsets: dict[Key, int]) -> bool:
-        """Whether a checkpoint with `offsets` would tell more than the file on the disk does."""
+        """Return whether a checkpoint with `offsets` would change the file on disk."""
         return name in self.unsynced or self.written.get(name) != offsets
 
     def write_log_starts(self, starts: "Mapping[Key, tuple[Log, int]]", sync: bool) -> None:
-        """In any thread; raises OSError. A log that was deleted since `starts` was taken is left out, also
-        where another one has its name by now. Without `sync` power loss may leave the file of before, but
-        never a part of either: it also holds what was kept for other partitions."""
+        """Save log starts. In any thread; raises OSError. A log that was deleted since `starts` was taken is
+        left out, even if another one has its name by now. Without `sync`, power loss may restore the previous
+        file, but never a part of either: the file also has the values of other partitions."""
 
         def take() -> dict[Key, int]:
             ours = self.logs_by_key
@@ -235,7 +236,7 @@ class Directory:
         self._write_synced(LOG_START_OFFSETS, take, wrote, sync_name=sync)
 
     def may_name(self, key: Key) -> bool:
-        """Whether a checkpoint of this directory has an entry for `key`, or is about to get one. Waits for
+        """Return whether a checkpoint of this directory has an entry for `key`, or is about to get one. Takes
         no lock. Raises OSError."""
         return any(key in offsets for offsets in self.in_flight) or any(
             key in self._found(name) for name in CHECKPOINTS
@@ -252,14 +253,15 @@ class Directory:
             self._write_synced(name, without, partial(self._forgot, name, keys), merge=lambda found: found)
 
     def offsets_of(self, key: Key) -> dict[str, int]:
-        """What each checkpoint says of a partition, by the name of the checkpoint. Raises OSError."""
+        """Return the value of each checkpoint for a partition, by checkpoint name. Raises OSError."""
         with self._write_lock:
             found = {name: self._found(name).get(key) for name in CHECKPOINTS}
         return {name: offset for name, offset in found.items() if offset is not None}
 
     def name_again(self, key: Key, offsets: Mapping[str, int], rename: Callable[[], None]) -> None:
-        """`rename` gives a partition its name back; `offsets` by checkpoint become its entries before that.
-        One step for other workers, of which one drops entries without a directory. Raises OSError."""
+        """Call `rename`, which restores a partition's name, after restoring its entries, `offsets` by
+        checkpoint. For other workers this is one step; otherwise worker 0 might drop entries without a
+        directory. Raises OSError."""
         with self._write_lock, self._alone():
             for name in CHECKPOINTS:
                 found = self._found(name)
@@ -294,12 +296,12 @@ class Directory:
         merge: Callable[[dict[Key, int]], dict[Key, int]] | None = None,
         sync_name: bool = True,
     ) -> None:
-        """Write what `take` gives (None: nothing), and call `wrote` with it; both under the locks. `merge`
-        makes the content of the file of it.
+        """Write what `take` returns (None: nothing), and call `wrote` with it; both under the locks. `merge`
+        makes the contents of the file from it.
 
-        The fsync of the new file comes between two short times under the locks, so nobody else waits for it.
-        If another worker has written the checkpoint meanwhile, or a log has come or gone, all is done
-        again. One thread of this worker does this at a time: they use the same name for the new file."""
+        The fsync of the new file comes between two short times under the locks, so nothing else waits for it.
+        If another worker has written the checkpoint meanwhile, or a log was added or removed, everything is
+        repeated. One thread of this worker does this at a time: all use the same name for the new file."""
         path = os.path.join(self.path, name)
         beside = f"{path}.{self.writer}.tmp"
         merge = merge or partial(self._merged, name)
@@ -330,7 +332,7 @@ class Directory:
 
     @staticmethod
     def _hold(path: str, held: ExitStack) -> int | None:
-        """The number of the file, which no other file gets as long as it is open."""
+        """Return the inode number of the file, which no other file gets while it is open."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -339,7 +341,7 @@ class Directory:
         return os.fstat(fd).st_ino
 
     def _merged(self, name: str, offsets: dict[Key, int]) -> dict[Key, int]:
-        ours = self.logs_by_key  # a log that left since `offsets` was taken may be another worker's by now
+        ours = self.logs_by_key  # a log removed since `offsets` was taken may be another worker's by now
         merged = {key: offset for key, offset in self._found(name).items() if key not in ours}
         if merged and (self.keeper or not self.shared):
             there = set(os.listdir(self.path))
@@ -348,9 +350,9 @@ class Directory:
         return merged
 
     def _found(self, name: str) -> dict[Key, int]:
-        # A file is replaced, never changed, so it is read again only when another one has its name. The other
-        # one may have the inode number of a file that has gone, in the same tick. A file that we hold open
-        # keeps its number, so a young one is held.
+        # A file is replaced, never changed, so it is read again only if another file has its name. That file
+        # may have the inode number of a deleted one, within the same clock tick. A file that we keep open
+        # keeps its number, so a young file is kept open.
         path = os.path.join(self.path, name)
         try:
             status = os.stat(path)
@@ -367,7 +369,7 @@ class Directory:
         if is_young:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         held = Seen(signature, {}, fd)
-        with suppress(Malformed):  # logged when it was loaded; its entries cannot be read
+        with suppress(Malformed):  # logged at load; its entries cannot be read
             held.found = read_offsets(path)
         if fd < 0 or _signature(os.fstat(fd)) == signature == _signature(os.stat(path)):
             self._seen[name] = held

@@ -24,27 +24,27 @@ from kafkad.protocol.errors import (
 from kafkad.protocol.legacy_records import LegacyEntry
 from kafkad.protocol.lz4_headers import with_broken_lz4_checksum
 
-ANSWER_BYTES: Final = 1 << 20  # of all partitions of an answer; a first message may be larger
-READ_BYTES: Final = 128 << 10  # of a file, in one step
+ANSWER_BYTES: Final = 1 << 20  # for all partitions of an answer; a first message may be larger
+READ_BYTES: Final = 128 << 10  # of a file, per step
 LARGE: Final = 1 << 20
-GZIP_LEVEL: Final = 1  # of what is not stored: three times as fast as the default, and a few percent larger
-LOOP_PACKED: Final = 16 << 10  # of a compressed batch, which is unpacked and packed
+GZIP_LEVEL: Final = 1  # for uncompressed data: three times as fast as the default
+LOOP_PACKED: Final = 16 << 10  # of a compressed batch, which must be decompressed and compressed
 MAGIC_AT: Final = 16
 SIZE_AT: Final = 8
 OVERHEAD: Final = 12
 
-# what becomes of a first message that is larger than what the client wants
+# how to handle a first message larger than the client's limit
 LEFT_OUT, WHOLE, CUT = 0, 1, 2
 
 
 class Source(NamedTuple):
-    """What was read for one partition: `size` bytes at `position` of a file, or of bytes."""
+    """The data read for one partition: `size` bytes at `position` of a file, or of bytes."""
 
     data: int | bytes  # a file descriptor, or bytes
     position: int
     size: int
     from_offset: int
-    bytes_max: int  # that the client wants of this partition
+    bytes_max: int  # the client's limit for this partition
 
 
 class Converted(NamedTuple):
@@ -54,14 +54,14 @@ class Converted(NamedTuple):
 
 
 class DownConversion:
-    """`step` until it returns -1; then `results` has one Converted for each of `sources`. `version` is the
-    Fetch's; the partition at `begin` comes first, so that none is always the last."""
+    """Call `step` until it returns -1; then `results` has one Converted for each of `sources`. `version` is
+    the Fetch's. The partition at `begin` comes first, so that none is always last."""
 
     __slots__ = ("_chunks", "_steps", "ahead", "large", "memory", "results", "rewrites", "size")
 
     def __init__(self, sources: list[tuple[Any, ...]], version: int, bytes_max: int, begin: int) -> None:
         self.memory = 0  # bytes held from the next step on
-        self.ahead = 0  # bytes that the next step makes at once, where that is more than a piece
+        self.ahead = 0  # bytes that the next step produces at once, if more than a piece
         self.rewrites = False
         self.large = False
         self.size = 0
@@ -71,7 +71,8 @@ class DownConversion:
         self._steps = self._run(wanted, version, min(bytes_max, ANSWER_BYTES), begin)
 
     def step(self) -> int:
-        """A bounded piece of work: how many bytes it took, -1 when there is nothing left to do."""
+        """Do a bounded piece of work. Return the number of bytes it took, -1 if there is nothing left to
+        do."""
         return next(self._steps, -1)
 
     def close(self) -> None:
@@ -90,7 +91,7 @@ class DownConversion:
                 break
             if version >= 3:
                 first = LEFT_OUT if self.size else WHOLE
-            else:  # a message is only cut by the limit of the client
+            else:  # only the client's limit cuts a message
                 first = LEFT_OUT if self.size and left < source.bytes_max else CUT
             room = min(left, source.bytes_max)
             converter = DownConverter(magic, source.from_offset, room, first, source.bytes_max)
@@ -102,7 +103,7 @@ class DownConversion:
             except OSError:
                 code = KAFKA_STORAGE_ERROR
             if converter.size:
-                code = NONE  # what is wrong comes first in the next answer
+                code = NONE  # the next answer begins with the error
             passed = not converter.size and not converter.full and not code
             self.results[number] = Converted(
                 code, converter.messages(), converter.next_offset if passed else -1
@@ -111,7 +112,7 @@ class DownConversion:
             left -= converter.size
 
     def _convert(self, source: Source, converter: DownConverter, magic: int) -> Generator[int, None, int]:
-        """An error code, for what stands at the end of what was converted."""
+        """Return the error code for the data after the converted part."""
         at = 0
         buffer = bytearray(min(READ_BYTES, source.size))
         while at < source.size and not converter.full:
@@ -147,7 +148,7 @@ class DownConversion:
         return NONE
 
     def _pack(self, data: bytes, converter: DownConverter, magic: int) -> Generator[int, None, int]:
-        """One batch that is not plain."""
+        """Convert one batch that is compressed or of an older magic."""
         if data[MAGIC_AT] < 2:
             for record in LegacyEntry(data).records():
                 if not converter.add(record.offset, record.key, record.value):
@@ -161,7 +162,7 @@ class DownConversion:
         if codec == codecs.ZSTD:
             return UNSUPPORTED_COMPRESSION_TYPE
         if len(data) > LOOP_PACKED:
-            self.ahead = LARGE  # packing takes too long for the loop
+            self.ahead = LARGE  # compression takes too long for the loop
             yield 0
         needs = codecs.Needs()
         self._chunks = codecs.steps(codec, memoryview(data)[61:], codecs.PIECE, needs)
@@ -171,7 +172,7 @@ class DownConversion:
         for chunk in self._chunks:
             packed += compressor.write(converter.feed(header, chunk))
             held = needs.memory + converter.held + len(packed)
-            self.memory = -(-held // LARGE) * LARGE  # a job whose need grows waits for its turn
+            self.memory = -(-held // LARGE) * LARGE  # a job that needs more memory waits for its turn
             self.ahead = needs.ahead
             yield len(chunk)
         packed += compressor.finish()

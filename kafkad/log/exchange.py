@@ -17,12 +17,12 @@ from kafkad.log.removal import unlink_later
 
 
 class Changed(Exception):
-    """The log has other segments than those that were cleaned: it was closed, deleted, cut or cleaned."""
+    """The log's segments are no longer those that were cleaned: it was closed, deleted, cut or cleaned."""
 
 
 def exchange(log: Owner, cleaned: Cleaned) -> list[str]:
-    """Put a cleaned group in the place of its segments. Returns the paths of the old files. Raises Changed,
-    and KafkaError: then the log serves nothing until the next start, which ends the exchange."""
+    """Replace segments by their cleaned group. Return the paths of the old files. Raises Changed, and
+    KafkaError: then the log serves nothing until the next start, which completes the exchange."""
     bases = [base for base, _, _ in log.native.segment_rows()]
     first = bases.index(cleaned.base_offset) if cleaned.base_offset in bases else 0
     end = first + len(cleaned.replaced)

@@ -40,7 +40,7 @@ def segment_file(directory: str, base_offset: int, suffix: str) -> str:
 
 
 def offset_of(name: str) -> int | None:
-    """The offset that a file's name begins with, or None: `00000000000000000042.log` gives 42."""
+    """Return the offset with which a file's name begins, or None: 42 for `00000000000000000042.log`."""
     digits = name[:OFFSET_DIGITS]
     if len(digits) == OFFSET_DIGITS and digits.isascii() and digits.isdigit() and name[20:21] in ("", "."):
         return int(digits)
@@ -52,15 +52,14 @@ def partition_directory(topic: str, partition: int) -> str:
 
 
 def left_directory(topic: str, partition: int, unique: str, suffix: str) -> str:
-    """The name of a partition's directory that is being deleted, or was found to be stray; `unique`: 32 hex
+    """Return the directory name of a partition that is being deleted, or is a stray; `unique`: 32 hex
     digits."""
     tail = f"-{partition}.{unique}{suffix}"
     return topic[: NAME_MAX - len(tail)] + tail
 
 
 def parse_directory(name: str) -> tuple[str, int, str] | None:
-    """(topic, partition, "" or the suffix of a directory that has left), or None for what is no
-    partition's."""
+    """Return (topic, partition, "" or the suffix of a directory out of use), or None for other names."""
     if name.endswith((DELETE_DIR, STRAY_DIR, FUTURE_DIR)):
         left = _LEFT.match(name)
         return (left[1], int(left[2]), left[4]) if left else None

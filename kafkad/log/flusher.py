@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from kafkad._native.log.segments import FileRef
 
 LONG_MAX: Final = (1 << 63) - 1
-RETRY_MS: Final = 100  # after a shortage; twice as long after each further one, up to
+RETRY_MS: Final = 100  # after a shortage; doubled after each further one, up to
 RETRY_MS_MAX: Final = 5_000
 BLOCKING_TRIES_S: Final = (0.005, 0.01, 0.02, 0.04)  # between the tries of a flush that the loop waits for
-# What makes a disk broken rather than full or busy: as in _native/log/fileio.is_fatal.
+# The errors of a broken disk, as opposed to a full or busy one: as in _native/log/fileio.is_fatal.
 FATAL: Final = frozenset(
     (
         errno.EIO,
@@ -51,7 +51,7 @@ Callback = Callable[[BaseException | None], None]
 
 
 class NotOpened(OSError):
-    """A file or directory that was to be synced could not be opened: nothing is known to be lost."""
+    """A file or directory to be synced could not be opened: nothing is known to be lost."""
 
 
 class Flusher:
@@ -77,14 +77,14 @@ class Flusher:
 
     @property
     def paths(self) -> set[str]:
-        """Files beside the segments that are to be synced. Who asks for the set may add to it, so the next
-        flush is ours, not the group commit's."""
+        """The files beside the segments that must be synced. The caller may add to the set, so the next flush
+        runs here, not in the group commit."""
         self._log.native.flush_by_log = True
         return self._paths
 
     @property
     def directories(self) -> set[str]:
-        """Directories that are to be synced; as `paths`."""
+        """The directories that must be synced; like `paths`."""
         self._log.native.flush_by_log = True
         return self._directories
 
@@ -111,7 +111,7 @@ class Flusher:
 
     def _is_awaited(self) -> bool:
         native = self._log.native
-        return bool(self._waiting) and native.flushed_offset < native.end_offset  # else it was cut off
+        return bool(self._waiting) and native.flushed_offset < native.end_offset  # otherwise it was cut off
 
     def _answer(self) -> None:
         flushed = self._log.native.flushed_offset
@@ -128,7 +128,8 @@ class Flusher:
             callback(error)
 
     def flush(self) -> None:
-        """Blocks. Raises KafkaError; after a shortage the log is as it was, and may be flushed later."""
+        """Flush and wait. Raises KafkaError; after a shortage the log is unchanged, and may be flushed
+        later."""
         for pause_s in (*BLOCKING_TRIES_S, None):
             try:
                 work = self._work()
@@ -150,8 +151,8 @@ class Flusher:
             return
 
     def take_work(self) -> "Work | None":
-        """What `flush` would do, for another thread; `settle` comes behind it. In a shortage `flush` does
-        it here and now, with its retries, and the result is None. Raises KafkaError."""
+        """Return the work of `flush`, for another thread; call `settle` after it. In a shortage, do what
+        `flush` does, here and now, with its retries, and return None. Raises KafkaError."""
         try:
             return self._work()
         except NotOpened:
@@ -159,7 +160,7 @@ class Flusher:
             return None
 
     def settle(self, work: "Work", error: Exception | None) -> None:
-        """After `work` ended or failed in another thread. Raises KafkaError."""
+        """Call after `work` ended or failed in another thread. Raises KafkaError."""
         if error is None:
             self._flushed(work)
             return
@@ -211,7 +212,7 @@ class Flusher:
         log = self._log
         if log.closed:
             self._under_way = False
-        elif _is_shortage(error):  # whoever asks meanwhile is served by the next try
+        elif _is_shortage(error):  # the next try serves later requests, too
             report(log.directory, "a flush", error)
             log.scheduler.call_later(self._retry_ms, self._begin)
             self._retry_ms = min(2 * self._retry_ms, RETRY_MS_MAX)
@@ -220,7 +221,7 @@ class Flusher:
             log.on_failure(error)
 
     def _work(self) -> "Work":
-        """What to sync, taken on the loop. Raises NotOpened."""
+        """Return what to sync, as of now on the loop. Raises NotOpened."""
         native = self._log.native
         epochs = self._log.leader_epochs
         try:
@@ -269,14 +270,14 @@ class Work:
         self.directories = directories
 
     def __call__(self) -> None:
-        """Raises NotOpened, or OSError where an fsync failed."""
+        """Sync. Raises NotOpened, or OSError if an fsync failed."""
         for file in self.files:
             os.fdatasync(file.fd)
         _sync_all(self.paths, os.O_RDONLY, os.fdatasync)
         _sync_all(self.directories, os.O_RDONLY | os.O_DIRECTORY, os.fsync)
 
     def put_back(self, flusher: Flusher) -> None:
-        """On the loop: the next flush takes along what this one did not come to."""
+        """On the loop: let the next flush do what this one did not."""
         flusher.paths.update(self.paths)
         flusher.directories.update(self.directories)
 
@@ -300,6 +301,6 @@ def _is_shortage(error: OSError) -> bool:
 
 
 def is_fatal(error: Exception) -> bool:
-    """Whether a directory has failed, as opposed to one log or a shortage."""
+    """Return whether a directory has failed, as opposed to one log or a shortage."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno in FATAL

@@ -18,11 +18,11 @@ from kafkad.log.metadata_files import MetadataFiles
 
 
 class FormatRefused(Exception):
-    """Nothing was written; the text is one sentence for the operator."""
+    """Nothing was written; the text is an error message for the operator."""
 
 
 class Content(NamedTuple):
-    """What a node begins with. `directory_id`: of the metadata directory, where the voters are named by
+    """The initial state of a node. `directory_id`: of the metadata directory, if the voters are named by
     theirs."""
 
     cluster_id: str
@@ -35,8 +35,8 @@ class Content(NamedTuple):
 def format_directories(
     paths: Sequence[str], metadata: str, content: Content, *, ignore_formatted: bool = False
 ) -> list[str]:
-    """Format those that are not; return them. `metadata` is the directory of the metadata log, and one of
-    `paths`. Raises FormatRefused, OSError."""
+    """Format the directories that are not formatted; return them. `metadata` is the directory of the metadata
+    log, and one of `paths`. Raises FormatRefused, OSError."""
     found = {path: identity for path in paths if (identity := _identity(path)) is not None}
     for path, identity in found.items():
         _check(path, identity, content)
@@ -51,13 +51,13 @@ def format_directories(
             raise FormatRefused(
                 f"{path} holds {sign} but no {META_PROPERTIES}; restore that file, or empty the directory"
             )
-    for path in sorted(fresh, key=lambda each: each == metadata):  # the last one decides about a start
+    for path in sorted(fresh, key=lambda each: each == metadata):  # last: a start needs it
         _format(path, content, is_metadata=path == metadata)
     return fresh
 
 
 def cluster_id_of(paths: Sequence[str]) -> str | None:
-    """Of the first that is formatted. Raises FormatRefused."""
+    """Return the cluster id of the first formatted directory. Raises FormatRefused."""
     return next((found.cluster_id for path in paths if (found := _identity(path)) is not None), None)
 
 

@@ -79,7 +79,7 @@ def identify(directories: Sequence[Directory], metadata: Directory, node_id: int
 
 
 def read_identity(path: str) -> Identity:
-    """Raises FileNotFoundError; OSError and ValueError when the file is damaged."""
+    """Read a meta.properties. Raises FileNotFoundError; OSError or ValueError if it is damaged."""
     properties = read_properties(path)
     version = properties.get("version", "0").strip()
     if version not in ("0", "1"):
@@ -146,7 +146,7 @@ def _check_node(found: dict[str, Identity], node_id: int) -> None:
 
 
 def _check_metadata(directories: Sequence[Directory], metadata: Directory, cluster_id: str) -> None:
-    """Raises DirectoryTrouble where a start would begin a new metadata log beside data of an older one."""
+    """Raise DirectoryTrouble if a start would begin a new metadata log beside data of an older one."""
     log = partition_directory(METADATA_TOPIC, 0)
     others = [each for each in directories if each is not metadata and not each.offline]
     for other in others:
@@ -179,8 +179,8 @@ def _check_metadata(directories: Sequence[Directory], metadata: Directory, clust
 
 
 def _has_metadata(path: str) -> bool:
-    """Whether there are records or snapshots. (Formatting leaves a snapshot at offset 0 and no log.) A log
-    whose first batch is damaged counts as none: recovery would cut it to nothing."""
+    """Return whether there are records or snapshots. (Formatting leaves a snapshot at offset 0 and no log.) A
+    log whose first batch is damaged counts as none: recovery would cut it to nothing."""
     try:
         names = os.listdir(path)
     except FileNotFoundError:
@@ -206,7 +206,7 @@ def _begins_whole(path: str) -> bool:
 
 
 def sign_of_use(path: str) -> str:
-    """The name of something that only a broker that ran on this directory leaves; "" if there is nothing."""
+    """Return the name of a file that only a broker running on this directory creates, or ""."""
     with os.scandir(path) as entries:
         for entry in entries:
             if entry.name in (CLEAN_SHUTDOWN, *CHECKPOINTS):
@@ -256,7 +256,8 @@ def _write(
 
 
 def random_id() -> bytes:
-    """A random id whose text does not begin with a dash, which tools take for an option; as Kafka does."""
+    """Return a random id that does not begin with a dash, because tools take that for an option; as Kafka
+    does."""
     while True:
         made = uuid.uuid4().bytes
         if not uuid_text(made).startswith("-"):

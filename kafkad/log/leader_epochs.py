@@ -22,7 +22,7 @@ Entries = tuple[tuple[int, int], ...]  # (epoch, start offset), in the order of 
 
 @lru_cache(maxsize=256)
 def _parse(data: bytes) -> Entries:
-    # of thousands of partitions most say the same
+    # cached: most of thousands of partitions have the same contents
     if not data:
         raise Malformed("the file is empty: its bytes were lost with the power")
     entries: list[tuple[int, int]] = []
@@ -38,20 +38,20 @@ def _parse(data: bytes) -> Entries:
 
 
 class LeaderEpochs(Epochs):
-    """Those of the partition in `directory`."""
+    """The epochs of the partition in `directory`."""
 
     __slots__ = ("directory", "unsynced", "unwritten")
 
     def __init__(self, directory: str, entries: Entries = ()) -> None:
         self.directory = directory
         self.unsynced = False
-        self.unwritten = False  # the file does not say yet what the entries are
+        self.unwritten = False  # the file does not have the current entries yet
         self.fill(entries)
 
     @classmethod
     def load(cls, directory: str) -> "LeaderEpochs":
-        """Raises Malformed when the file is damaged; then `LeaderEpochs(directory)` begins anew, from the
-        log."""
+        """Read the file. Raises Malformed if it is damaged; then `LeaderEpochs(directory)` begins empty, and
+        the log has the epochs."""
         try:
             with open(os.path.join(directory, LEADER_EPOCHS), "rb") as file:
                 return cls.read(directory, file.read())
@@ -60,7 +60,7 @@ class LeaderEpochs(Epochs):
 
     @classmethod
     def read(cls, directory: str, data: bytes | None) -> "LeaderEpochs":
-        """As `load`, of the file's bytes; None: there is no such file."""
+        """Like `load`, from the file's contents; None: there is no such file."""
         return cls(directory, () if data is None else _parse(data))
 
     @property
@@ -68,8 +68,8 @@ class LeaderEpochs(Epochs):
         return os.path.join(self.directory, LEADER_EPOCHS)
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """`epoch` begins at `start_offset`; entries that contradict go. Writes the file when something
-        changed."""
+        """Record that `epoch` begins at `start_offset`, and remove entries that contradict. Write the file if
+        something changed."""
         assert epoch >= 0 and start_offset >= 0
         if self.put(epoch, start_offset):
             self.write()
@@ -80,20 +80,20 @@ class LeaderEpochs(Epochs):
             self.write()
 
     def truncate_from_end(self, end_offset: int) -> None:
-        """Epochs that begin at or after `end_offset` go."""
+        """Remove epochs that begin at or after `end_offset`."""
         if self.cut_end(end_offset):
             self.write()
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Drop the epochs that ended before `start_offset`; the one that holds it begins there.
+        """Remove the epochs that ended before `start_offset`; the one that holds it begins there.
 
         The next flush writes the file: one DeleteRecords moves thousands of log starts, and a start does the
-        same to what it finds in an older file."""
+        same to the entries of an older file."""
         if self.cut_start(start_offset):
             self.unwritten = self.unsynced = True
 
     def write(self) -> None:
-        """Raises OSError; the entries stand, and the file is to be written later."""
+        """Write the file. Raises OSError; the entries stay, and the file must be written later."""
         self.unwritten = self.unsynced = True
         lines = checkpoint_text(f"{epoch} {start}" for epoch, start in self.entries)
         write_file(self.path, lines, sync=False)

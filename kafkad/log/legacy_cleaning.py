@@ -23,7 +23,7 @@ from kafkad.protocol.records import build_batch
 MAGIC_AT: Final = 16
 RUN: Final = 200  # messages
 RUN_BYTES: Final = 64 << 10
-DELTA_MAX: Final = (1 << 31) - 1  # what a batch can say of an offset
+DELTA_MAX: Final = (1 << 31) - 1  # the largest offset delta in a batch
 
 
 def is_legacy(data: memoryview, position: int) -> bool:
@@ -31,7 +31,7 @@ def is_legacy(data: memoryview, position: int) -> bool:
 
 
 def run_of(data: memoryview, position: int) -> tuple[list[LegacyEntry], int]:
-    """A wrapper, or messages that share a batch; none if the first is not whole. Raises Malformed."""
+    """Return a wrapper, or messages that share a batch; none if the first is incomplete. Raises Malformed."""
     run: list[LegacyEntry] = []
     begun = position
     while len(run) < RUN and position - begun < RUN_BYTES and is_legacy(data, position):
@@ -64,7 +64,7 @@ def _joins(last: LegacyEntry, message: LegacyEntry) -> bool:
 def as_batch(
     run: Sequence[LegacyEntry], *, packed: bool = True, keep: Callable[[Record], bool] = lambda record: True
 ) -> bytearray | None:
-    """`packed`: with the codec that the wrapper has. None: nothing is kept. Raises Malformed."""
+    """Return the batch. `packed`: with the wrapper's codec. None: no record is kept. Raises Malformed."""
     records = [record for message in run for record in message.records()]
     for one, other in pairwise(records):
         if not one.offset < other.offset:

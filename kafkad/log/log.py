@@ -68,7 +68,7 @@ logger = logging.getLogger("kafkad.log")
 
 NEED_PYTHON: Final = -1000
 READ_SIZE: Final = 1 << 20
-RECALL_SIZE: Final = 64 << 20  # of the log's end that five batches of a busy producer lie in
+RECALL_SIZE: Final = 64 << 20  # bytes at the log's end that contain five batches of a busy producer
 PRODUCER_EXPIRATION_MS: Final = 86_400_000  # producer.id.expiration.ms
 
 Below = Literal["high_watermark", "end", "stable"]
@@ -140,8 +140,8 @@ class Log:
         `clean`: the last owner closed it; a CleanStop is believed unless the files contradict it.
         `topic_id` is written where there is none yet; one that differs raises Malformed.
         `left`: the shared row of the previous owner, which has just died. Its values are trusted, other
-        workers go on reading by it, and this log takes it over when loading is done.
-        Raises OSError when the disk fails."""
+        workers keep reading from it, and this log takes it over when loading is done. Raises OSError if the
+        disk fails."""
         kept = opening.Kept(clean, recovery_point, log_start_offset, high_watermark, cleaned_below, left)
         kept.trust(directory)
         seen = opening.survey(directory, topic, partition, topic_id, row)
@@ -170,17 +170,17 @@ class Log:
         native.epochs = epochs
         self.scheduler = scheduler
         self.producer_expiration_ms = producer_expiration_ms
-        self.on_log_start: Callable[[Log], None] | None = None  # notes what DeleteRecords moved
-        self.replica_joins: Callable[[Log, int], None] | None = None  # the ISR, of a leader
-        self.on_replica_start: Callable[[Log], None] | None = None  # while DeleteRecords waits
+        self.on_log_start: Callable[[Log], None] | None = None  # called when DeleteRecords moved it
+        self.replica_joins: Callable[[Log, int], None] | None = None  # a follower may join the ISR
+        self.on_replica_start: Callable[[Log], None] | None = None  # set while DeleteRecords waits
         self.keep_log_start: Callable[[Log, Callable[[OSError | None], None]], None] | None = None
         self.first_base_synced = 0  # the first segment when the directory was last synced
-        self.next_start = -1  # to which retention is about to move the log start, when that is on the disk
+        self.next_start = -1  # to which retention will move the log start once that is on disk
         self.on_offline: Callable[[Log, OSError], None] | None = None
         self.closed = False
         self.being_cleaned = self.uncleanable = False
         self.cleaned_below = 0  # the cleaner's checkpoint
-        self.cuts = 0  # how often it was truncated: a cleaning that is under way then is of no use
+        self.cuts = 0  # how often it was truncated: that invalidates a cleaning in progress
         self.scanned_bytes = 0  # by recovery
         self.leader_epochs = epochs
         self.snapshot_offset = -1
@@ -194,7 +194,7 @@ class Log:
     def _configure(self, config: "TopicConfig") -> None:
         self._config = config
         age_max_ms = config.segment_ms
-        if "compact" in config.cleanup_policy:  # else its records could not be cleaned in time
+        if "compact" in config.cleanup_policy:  # otherwise its records could not be cleaned in time
             age_max_ms = min(age_max_ms, config.max_compaction_lag_ms)
         jitter_ms = int(self._jitter * min(config.segment_jitter_ms, age_max_ms))
         self.native.configure(
@@ -208,7 +208,7 @@ class Log:
         )
         self._next.watch()
 
-    # -- what it is ------------------------------------------------------------------------------------------
+    # -- properties ------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         offsets = f"{self.log_start_offset}..{self.end_offset}"
@@ -232,10 +232,10 @@ class Log:
 
     @property
     def start_to_keep(self) -> int:
-        """The log start offset that a checkpoint has to hold; 0 if the first segment's name says it.
+        """The log start offset that a checkpoint must have; 0 if the first segment's name is enough.
 
-        Power loss brings back the segments whose new names are not on the disk yet. So what counts is the
-        first segment that the disk is sure to have."""
+        Power loss brings back segments whose new names are not on disk yet. So the relevant segment is the
+        first one that the disk certainly has."""
         start = max(self.log_start_offset, self.next_start)
         return start if start > min(self.first_base_synced, self.native.first_base_offset) else 0
 
@@ -253,7 +253,7 @@ class Log:
 
     @property
     def recovery_point(self) -> int:
-        """What lies below is on the disk."""
+        """Everything below is on disk."""
         return self.native.flushed_offset
 
     @property
@@ -271,7 +271,7 @@ class Log:
         return [(base, size) for base, size, _ in self.native.segment_rows()]
 
     def written_ms(self, base: int) -> int:
-        """When the segment that begins at `base` was last written to. Raises KafkaError."""
+        """Return when the segment that begins at `base` was last written. Raises KafkaError."""
         status: os.stat_result = self.io(os.stat, segment_file(self.directory, base, LOG))
         return status.st_mtime_ns // 1_000_000
 
@@ -281,7 +281,7 @@ class Log:
         return [(row[0], row[1], row[2], row[5], row[6], row[7]) for row in self.native.producers.rows()]
 
     def adopt_topic_id(self, topic_id: bytes) -> None:
-        """For a log whose partition.metadata was lost: the metadata image knows. Raises KafkaError."""
+        """Set the topic id from the metadata, after partition.metadata was lost. Raises KafkaError."""
         assert self.topic_id == bytes(16)
         self.native.set_topic_id(topic_id)
         try:
@@ -295,9 +295,9 @@ class Log:
     def set_leader_epoch(
         self, epoch: int, leader_id: int = -1, partition_epoch: int = 0, *, alone: bool = True
     ) -> None:
-        """This broker (`leader_id`) leads the partition from LEO on under `epoch`: appends and reads are
-        served. `alone`: it is the only replica, so HW follows LEO; else HW stays where the log has it until
-        the followers have fetched. Raises KafkaError; then it does not lead."""
+        """Lead the partition from LEO on under `epoch`: serve appends and reads; `leader_id` is this broker.
+        `alone`: it is the only replica, so HW follows LEO; otherwise HW stays until the followers have
+        fetched. Raises KafkaError; then it does not lead."""
         self._change_epochs(lambda: self.leader_epochs.assign(epoch, self.end_offset))
         self.native.follows_end = alone
         if alone:
@@ -312,10 +312,10 @@ class Log:
         """The first batch of a leader's `epoch` is about to be appended. Raises KafkaError."""
         self._change_epochs(lambda: self.leader_epochs.assign(epoch, start_offset))
         self.native.note_epochs()
-        self.native.flush_by_log = True  # the file goes to the disk with the batch
+        self.native.flush_by_log = True  # the file is flushed with the batch
 
     def _change_epochs(self, change: Callable[[], None]) -> None:
-        """A shortage keeps the file back until the next flush. Raises KafkaError on a broken disk."""
+        """Change the epochs; in a shortage the next flush writes the file. Raises KafkaError."""
         try:
             change()
         except OSError as e:
@@ -324,13 +324,13 @@ class Log:
             report(self.directory, "writing the leader epochs", e)
 
     def follow(self, epoch: int, leader_id: int, partition_epoch: int = 0) -> None:
-        """Another broker leads under `epoch`, or nobody (-1). The log stays open for the broker itself;
-        clients get NOT_LEADER_OR_FOLLOWER, also those that wait for what we appended."""
+        """Follow the leader of `epoch`, or nobody (-1). The broker can still read the log; clients get
+        NOT_LEADER_OR_FOLLOWER, including waiting ones."""
         self.native.follow(epoch, leader_id, partition_epoch)
         self._fail_waiters(KafkaError(NOT_LEADER_OR_FOLLOWER))
 
     def resign(self, code: int = NOT_LEADER_OR_FOLLOWER) -> None:
-        """Clients get `code` from now on; whoever waits is answered."""
+        """Answer clients with `code` from now on, including waiting ones."""
         self.native.close_to_clients(code)
         self._fail_waiters(KafkaError(code))
 
@@ -350,8 +350,8 @@ class Log:
         admission: Admission = Admission.PLAIN,
         guard: int = 0,
     ) -> AppendResult:
-        """One client batch, by the slow path: whatever the native append could not do by itself. Raises
-        KafkaError (InvalidBatch where one record is to blame), and NeedTransaction where `guard` is 0."""
+        """Append a client batch that the native append did not take. Raises KafkaError (InvalidBatch if a
+        single record is invalid), and NeedTransaction if `guard` is 0."""
         begun = self.begin_append(records, now_ms, admission, guard)
         if isinstance(begun, AppendResult):
             return begun
@@ -366,8 +366,8 @@ class Log:
         admission: Admission = Admission.PLAIN,
         guard: int = 0,
     ) -> "AppendResult | PendingAppend":
-        """`append_client`, unless the batch must be unpacked or rebuilt: then that work, still to be done.
-        Raises as `append_client`."""
+        """Do `append_client`; if the batch must be decompressed or rebuilt first, return that work. Raises as
+        `append_client`."""
         batch: Any = records
         if memoryview(records).readonly:
             batch = bytearray(records)
@@ -376,7 +376,7 @@ class Log:
         if kind is PendingAppend:
             result = self._append_checked(batch, now_ms, False, admission, guard)
         if result is None:
-            rules = AppendRules(transactions=True, **append_rules(self.config))  # `admission` judges them
+            rules = AppendRules(transactions=True, **append_rules(self.config))  # `admission` decides
             target = self._target(admission, guard)
             return kind(target, batch, rules, now_ms, self._compression_level())
         return result
@@ -384,8 +384,8 @@ class Log:
     def ask_guard(
         self, admission: Admission, producer_id: int, epoch: int, base_sequence: int, now_ms: int
     ) -> int:
-        """For a batch of our own in a transaction: the guard to ask the coordinator with and to append with,
-        0 where the transaction is open here. Raises KafkaError."""
+        """Return the guard with which to ask the coordinator and to append our own batch in a transaction;
+        0 if the transaction is open here. Raises KafkaError."""
         code = self.native.ask_guard(admission, producer_id, epoch, base_sequence, now_ms)
         if code == NEED_TRANSACTION:
             return self.native.guard
@@ -424,7 +424,8 @@ class Log:
         guard: int,
         files: Files | None = None,
     ) -> AppendResult | None:
-        """None: it must be unpacked or rebuilt before. `checked`: it was. `files` begin with it."""
+        """Return None if it must be decompressed or rebuilt first. `checked`: it was. `files` begin with
+        it."""
         written = NOT_WRITTEN if files is None else NOT_IN_PLACE
         while True:
             code, base, end, time_ms, start, bad_record, message = self.native.try_append(
@@ -453,13 +454,13 @@ class Log:
             return None
 
     def _put_in_place(self, files: Files, batch: bytearray | memoryview, now_ms: int) -> bool:
-        """Make `files`, which begin with `batch`, the active segment's. False: they cannot be, and nothing of
+        """Make `files`, which begin with `batch`, the active segment's. False: that failed, and nothing of
         the batch is in the active segment. Raises KafkaError."""
         return rolling.put_in_place(self, self._next, files, batch, now_ms)
 
     def _recall_producers(self) -> None:
-        """Completes producers that came out of a snapshot, which holds their last batch only, from the log: a
-        client may retry any of the last five. Once a start at most, and only when such a retry comes."""
+        """Complete producers from a snapshot, which has only their last batch, from the log: a client may
+        retry any of the last five. At most once after a start, when such a retry comes."""
         replayed = ProducerTable()
         rows = self.native.segment_rows()
         first = len(rows) - 1
@@ -485,9 +486,9 @@ class Log:
         admission: Admission = Admission.PLAIN,
         guard: int = 0,
     ) -> int:
-        """One batch of the broker's own making or a leader's, which needs no look inside; offsets and `epoch`
-        (default: the leader epoch) are stamped in unless `origin` is "replica". `admission`: of a group's
-        commit in a transaction, with what `ask_guard` said. Its base offset. Raises KafkaError."""
+        """Append a batch of the broker or of a leader, without checking its records; return its base offset.
+        Sets offsets and `epoch` (default: the leader epoch) unless `origin` is "replica". `admission`:
+        for a group's commit in a transaction, with the guard from `ask_guard`. Raises KafkaError."""
         if self.closed:
             raise KafkaError(KAFKA_STORAGE_ERROR if self.native.failure else NOT_LEADER_OR_FOLLOWER)
         if origin == "coordinator" and not self.native.open:
@@ -514,7 +515,7 @@ class Log:
         return base
 
     def take_marks(self, high_watermark: int, log_start: int) -> None:
-        """What the leader says of itself: HW moves on, up to LEO, and the log start, up to HW. Raises
+        """Follow the leader's marks: HW, at most to LEO, and the log start, at most to HW. Raises
         KafkaError."""
         if self.native.take_marks(high_watermark, log_start):
             self.advance_log_start(log_start)
@@ -529,8 +530,8 @@ class Log:
         version: int,
         now_ms: int,
     ) -> int:
-        """Ends a producer's transaction, as the coordinator of `coordinator_epoch` asks under
-        transaction.version `version`. The marker's offset. Raises KafkaError; then nothing has changed."""
+        """End a producer's transaction for the coordinator of `coordinator_epoch`, under transaction.version
+        `version`. Return the marker's offset. Raises KafkaError; then nothing has changed."""
         while True:
             code, offset, message = self.native.append_marker(
                 producer_id, producer_epoch, coordinator_epoch, commit, version, now_ms
@@ -542,23 +543,23 @@ class Log:
             self.roll(now_ms)
 
     def roll(self, now_ms: int, base_offset: int | None = None, files: Files | None = None) -> bool:
-        """Begins a new active segment at LEO, or at `base_offset` behind it; of `files`, unless the answer is
-        False. Raises KafkaError."""
+        """Begin a new active segment at LEO, or at `base_offset` after it; from `files`, unless False is
+        returned. Raises KafkaError."""
         base = self.end_offset if base_offset is None else base_offset
         return rolling.roll(self, self._next, now_ms, base, files)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     def read(self, offset: int, max_bytes: int, *, below: Below = "high_watermark") -> bytes:
-        """Whole batches from the one that holds `offset`: at least one, else as many as fit; b"" at the end.
-        Raises KafkaError."""
+        """Return whole batches from the one that holds `offset`: at least one, or as many as fit; b"" at the
+        end. Raises KafkaError."""
         code, _, _, _, data = self.native.try_read(offset, max_bytes, True, ISOLATIONS[below])
         if code:
             raise KafkaError(code)
         return whole_batches(data)
 
     def batches(self, start: int, end: int) -> Iterator[bytes]:
-        """The bytes of each batch that begins below `end`, from the one that holds `start`."""
+        """Yield the bytes of each batch that begins below `end`, from the one that holds `start`."""
         offset = start
         while offset < end:
             data = self.read(offset, READ_SIZE, below="end")
@@ -575,7 +576,7 @@ class Log:
                 at += size
 
     def aborted_transactions(self, start: int, end: int) -> list[AbortedTxn]:
-        """Those that overlap [start, end), for a consumer of committed data."""
+        """Return those that overlap [start, end), for a consumer of committed data."""
         return [AbortedTxn(*txn) for txn in self.io(self.native.aborted_transactions, start, end)]
 
     # -- offsets ---------------------------------------------------------------------------------------------
@@ -593,8 +594,8 @@ class Log:
         return TimestampOffset(-1, offset, -1 if epoch is None else epoch)
 
     def offset_for_timestamp(self, timestamp: int, isolation: int = 0) -> TimestampOffset | None:
-        """The first record at or after `timestamp`, below HW (or LSO): exact inside its batch. None when
-        there is none."""
+        """Return the first record at or after `timestamp`, below HW (or LSO), or None. The offset is exact
+        within its batch."""
         return finish(self.seek_timestamp(timestamp, isolation))
 
     def seek_timestamp(self, timestamp: int, isolation: int = 0) -> Search:
@@ -602,7 +603,7 @@ class Log:
         return timestamps.seek(self, timestamp, self.latest(isolation).offset)
 
     def offset_for_max_timestamp(self) -> TimestampOffset | None:
-        """The first record that has the log's largest timestamp."""
+        """Return the first record that has the log's largest timestamp."""
         return finish(self.seek_max_timestamp())
 
     def seek_max_timestamp(self) -> Search:
@@ -610,45 +611,44 @@ class Log:
         return timestamps.seek_max(self)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """(epoch, end offset) as OffsetForLeaderEpoch answers; (-1, -1) when unknown."""
+        """Return (epoch, end offset) as OffsetForLeaderEpoch answers; (-1, -1) if unknown."""
         return self.leader_epochs.end_offset_for(epoch, self.end_offset)
 
     # -- flushing --------------------------------------------------------------------------------------------
 
     def request_flush(self) -> None:
-        """Off the loop, once for all who ask while none is under way; HW follows as the flush policy says."""
+        """Flush off the loop, once for all requests before it begins; HW follows by the flush policy."""
         self.flusher.request()
 
     def await_flushed(self, offset: int, callback: Callable[[BaseException | None], None]) -> None:
-        """`callback(None)` when everything below `offset` is on the disk, or with the exception that prevents
-        it."""
+        """Call `callback` with None when everything below `offset` is on disk, or with an exception."""
         self.flusher.wait_for(offset, callback)
 
     def on_flushed(self) -> None:
-        """The native side calls it after a flush, when `native.notify_flush` is set."""
+        """Called by the native side after a flush, if `native.notify_flush` is set."""
         self.flusher.on_flushed()
 
     def flush(self) -> None:
-        """Blocks until everything is on the disk; for start and shutdown, and for the metadata log. Raises
+        """Wait until everything is on disk: for start and shutdown, and for the metadata log. Raises
         KafkaError."""
         self.flusher.flush()
 
     def flush_if_due(self, now_ms: int) -> None:
-        """flush.ms: no message stays unflushed for longer. Acks do not wait for it."""
+        """Apply flush.ms: no message stays unflushed for longer. Acks do not wait for it."""
         self.flusher.request_if_due(now_ms)
 
     def await_high_watermark(self, offset: int, callback: Callable[[BaseException | None], None]) -> None:
-        """`callback(None)` when HW has reached `offset`: what acks=all waits for. Or with the exception."""
+        """Call `callback(None)` when HW has reached `offset`, as for acks=all, or with an exception."""
         if self.native.high_watermark >= offset:
             callback(None)
             return
         self._waiting_watermark.append((offset, callback))
         self.native.notify_log = True
 
-    # -- what the native side calls --------------------------------------------------------------------------
+    # -- called by the native side ---------------------------------------------------------------------------
 
     def on_filling(self, now_ms: int) -> None:
-        """The active segment fills: the next one may be made ahead."""
+        """The active segment is filling up: the next one may be created ahead."""
         self._next.on_filling(now_ms)
 
     def on_advance(self) -> None:
@@ -660,21 +660,21 @@ class Log:
             callback(None)
 
     def on_replica(self, broker_id: int) -> None:
-        """A follower has all that is committed, and is not in the ISR."""
+        """A follower has everything that is committed, and is not in the ISR."""
         if self.replica_joins is not None:
             self.replica_joins(self, broker_id)
 
     def on_start_told(self) -> None:
-        """A follower's log starts later than before."""
+        """A follower has raised its log start."""
         if self.on_replica_start is not None:
             self.on_replica_start(self)
 
     def on_shortage(self, error: OSError) -> None:
-        """A request was refused for want of room, descriptors or memory; the log is as it was."""
+        """A request was refused for lack of space, descriptors or memory; the log is unchanged."""
         report(self.directory, "a request", error)
 
     def on_failure(self, error: OSError) -> None:
-        """The disk is broken: this log serves nothing more, and its directory is to go offline."""
+        """The disk is broken: this log serves nothing more, and its directory goes offline."""
         if self.closed:
             return
         self.closed = True
@@ -693,7 +693,7 @@ class Log:
             callback(error)
 
     def refuse(self, error: OSError) -> KafkaError:
-        """What to raise because of `error`, which is logged; a broken disk takes the log offline."""
+        """Log `error` and return the exception to raise; a broken disk takes the log offline."""
         if error.errno in FATAL:
             self.on_failure(error)
         else:
@@ -711,8 +711,8 @@ class Log:
     # -- deleting --------------------------------------------------------------------------------------------
 
     def delete_records(self, before_offset: int) -> int:
-        """DeleteRecords: the new log start offset, in memory (LogDirs.keep_log_starts writes it); -1 stands
-        for HW. Segments go with the next retention. Raises KafkaError."""
+        """Do DeleteRecords: move the log start offset in memory (LogDirs.keep_log_starts writes it) and
+        return it; -1 means HW. The next retention deletes segments. Raises KafkaError."""
         policy = self._config.cleanup_policy
         if "compact" in policy and "delete" not in policy:
             raise KafkaError(
@@ -728,18 +728,18 @@ class Log:
         return self.log_start_offset
 
     def advance_log_start(self, offset: int) -> None:
-        """Never back. For followers, and for a metadata log above a snapshot."""
+        """Raise the log start, for followers, and for a metadata log after a snapshot."""
         if offset > self.log_start_offset:
             self.set_log_start(offset)
             self.forget_epochs_below(offset)
 
     def advance_high_watermark(self, offset: int) -> None:
-        """Never back, at most to LEO: what a quorum's leader has told a follower."""
+        """Raise HW, at most to LEO, as told by the leader of a quorum."""
         self.native.advance_high_watermark(offset)
 
     def apply_retention(self, now_ms: int) -> int:
-        """Delete the oldest segments that retention or the log start offset lets go; how many. Raises
-        KafkaError; what is left over goes next time."""
+        """Delete the oldest segments that retention or the log start offset allows; return how many. Raises
+        KafkaError; the rest is deleted next time."""
         return delete_due(self, now_ms)
 
     def set_log_start(self, offset: int) -> None:
@@ -759,9 +759,9 @@ class Log:
         self.flusher.directories.add(directory)
 
     def truncate_to(self, offset: int) -> bool:
-        """Removes everything from `offset` on (to the start of the batch that holds it), and epochs that
-        begin there: of one that wrote nothing the leader may not know. Whether anything went. Raises
-        KafkaError."""
+        """Remove everything from `offset` on (from the start of the batch that holds it), and epochs that
+        begin there: the leader may not know an epoch without records. Return whether anything was removed.
+        Raises KafkaError."""
         if offset < self.end_offset:
             self.cleaned_below = min(self.cleaned_below, offset)
             self.cuts += 1
@@ -775,7 +775,7 @@ class Log:
         return True
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Nothing is kept; the log goes on, empty, at `offset`: a snapshot has what was before. Raises
+        """Remove everything; the log continues, empty, at `offset`: a snapshot has the rest. Raises
         KafkaError."""
         self.cuts += 1
         truncation.start_at(self, offset)
@@ -783,7 +783,7 @@ class Log:
     def half_done(
         self, what: str, error: OSError | ValueError, code: int = KAFKA_STORAGE_ERROR
     ) -> KafkaError:
-        """Files and memory may differ now. The next start finds out; until then the log serves nothing."""
+        """Files and memory may differ now. The log serves nothing until the next start, which recovers it."""
         if isinstance(error, OSError) and error.errno in FATAL:
             self.on_failure(error)
         elif not self.closed:
@@ -803,13 +803,13 @@ class Log:
     # -- closing ---------------------------------------------------------------------------------------------
 
     def release_idle(self) -> int:
-        """Closes files of old segments that nobody read since the last call."""
+        """Close files of old segments that were not read since the last call."""
         self._next.release_idle()
         return self.native.release_idle()
 
     def close(self, clean: bool = True) -> None:
-        """Clean: everything is on the disk afterwards, indexes cut, the producers in a snapshot; then the
-        recovery point is LEO. Raises KafkaError when the disk fails."""
+        """Close the log. Clean: everything is on disk, indexes are cut, the producers are in a snapshot, and
+        the recovery point is LEO. Raises KafkaError if the disk fails."""
         work = self.begin_close(clean)
         if work is not None:
             try:
@@ -820,8 +820,8 @@ class Log:
                 self.end_close(work, None)
 
     def begin_close(self, clean: bool) -> Work | None:
-        """The first part of `close`: returns a call that syncs files and may run in any thread; `end_close`
-        goes on when it has ended. None: there is nothing to sync, the log is closed. Raises KafkaError."""
+        """Do the first part of `close`: return work that syncs files, for any thread; call `end_close` after
+        it. None: there is nothing to sync, the log is closed. Raises KafkaError."""
         if self.closed:
             if clean and self._half_done:
                 raise KafkaError(KAFKA_STORAGE_ERROR, self._half_done)
@@ -836,7 +836,7 @@ class Log:
             raise self.refuse(e) from e
         finally:
             if work is None:
-                self.closed = True  # after a shortage, too: the next start recovers the log
+                self.closed = True  # also after a shortage: the next start recovers the log
         return work
 
     def _work_to_close(self) -> Work | None:
@@ -864,9 +864,9 @@ class Log:
         return work
 
     def end_close(self, work: Work, error: Exception | None) -> None:
-        """The last part of `close`: `error` is what the call raised. Raises KafkaError."""
+        """Do the last part of `close`; `error`: what the work raised. Raises KafkaError."""
         try:
-            if isinstance(error, KafkaError):  # the call has not ended: what it syncs is left to it
+            if isinstance(error, KafkaError):  # the work has not ended: it still has its files
                 raise error
             self.flusher.settle(work, error)
             self.native.close_files()
@@ -876,8 +876,8 @@ class Log:
             self.closed = True
 
     def move_directory(self, directory: str) -> None:
-        """Rename the partition's directory, for deletion; it serves nothing any more. The caller syncs the
-        parent. Raises KafkaError."""
+        """Rename the partition's directory, for deletion; the log serves nothing any more. The caller syncs
+        the parent. Raises KafkaError."""
         self.resign()
         self._next.close()
         self.closed = True
@@ -890,7 +890,7 @@ class Log:
 
 
 def whole_batches(data: bytes) -> bytes:
-    """`data` without the part of a batch that it may end in."""
+    """Return `data` without an incomplete batch at its end."""
     at = 0
     while at + 12 <= len(data):
         size = _SIZE.unpack_from(data, at + 8)[0] + 12

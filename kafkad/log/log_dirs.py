@@ -71,19 +71,19 @@ from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
 logger = logging.getLogger("kafkad.log")
 
 METADATA_BATCH_MAX = 8 << 20  # KafkaRaftClient.MAX_BATCH_SIZE_BYTES
-DELETE_AGAIN_MS = 1_000  # after a directory could not be renamed
+DELETE_AGAIN_MS = 1_000  # after a rename of a directory failed
 REMOTE_INDEX_CACHE = "remote-log-index-cache"
 
 
 class DirectoryOccupied(KafkaError):
-    """A partition of that name is still there, or its offsets are, or it is being loaded. Try again soon."""
+    """A partition of that name still exists, or its offsets do, or it is being loaded. Try again soon."""
 
 
 class LogDirs:
-    """`open`, then `load`; `close` at the end. All but `load`'s own threads belongs to the loop.
+    """Call `open`, then `load`; `close` at the end. All but `load`'s own threads belongs to the loop.
 
-    Of several workers: `open` in the supervisor, with a `table` that they share and no scheduler; `enter`,
-    `load` and `close` in each worker; `finish` in the supervisor when all have gone."""
+    With several workers: `open` in the supervisor, with a `table` that they share and no scheduler; `enter`,
+    `load` and `close` in each worker; `finish` in the supervisor after all workers have ended."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class LogDirs:
 
     @property
     def broker_epoch(self) -> int:
-        """To be kept in the clean-shutdown mark."""
+        """Stored in the clean-shutdown file."""
         return self._told.broker_epoch
 
     @broker_epoch.setter
@@ -124,7 +124,7 @@ class LogDirs:
 
     @property
     def metadata_offset(self) -> int:
-        """Up to which the workers of a member of a cluster may know the metadata; -1 before that."""
+        """The offset up to which the workers of a cluster member may know the metadata; -1: none yet."""
         return self._told.metadata_offset
 
     @metadata_offset.setter
@@ -134,7 +134,8 @@ class LogDirs:
     # -- opening -------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Lock every directory, read or write its identity, take its mark. Raises DirectoryTrouble."""
+        """Lock every directory, read or write its identity, take its clean-shutdown file. Raises
+        DirectoryTrouble."""
         paths = list(dict.fromkeys(os.path.abspath(path) for path in self.config.log_dirs))
         for path in paths:
             self._directories.append(Directory(path, len(self._directories), for_logs=True))
@@ -155,8 +156,8 @@ class LogDirs:
         self.previous_broker_epoch = epochs.pop() if len(epochs) == 1 else -1
 
     def enter(self, me: int, scheduler: Scheduler, *, restarted: bool = False) -> None:
-        """In a worker of several, right after the fork, before anything else. `restarted`: it takes the place
-        of one that died, while others live on."""
+        """Call in each of several workers, right after the fork. `restarted`: it replaces a worker that died,
+        while others kept running."""
         self.me = me
         self.scheduler = scheduler
         self.shared = True
@@ -189,7 +190,7 @@ class LogDirs:
         except OSError as e:
             if directory is self._metadata_directory() or e.errno not in FATAL:
                 raise
-            # As long as the mark stays nothing may change there.
+            # While the clean-shutdown file is there, nothing may change in the directory.
             logger.error("log directory %s is offline, its mark cannot be removed: %s", directory.path, e)
             directory.offline = True
 
@@ -204,7 +205,7 @@ class LogDirs:
                 directory.lock = None
 
     def open_metadata_log(self, topic: str = METADATA_TOPIC, topic_id: bytes | None = None) -> Log:
-        """The metadata log, which is not among `all()`: whole batches are checked unless the shutdown was
+        """Open the metadata log, which is not in `all()`. Its batches are checked unless the shutdown was
         clean."""
         directory = self._metadata_directory()
         try:
@@ -247,9 +248,9 @@ class LogDirs:
         workers: int = 1,
         has: Callable[[str, int], bool] = lambda topic, index: True,
     ) -> None:
-        """Open every log that is ours: `mine(topic, topic id, index)`, None: all are. `known_topics`: name
-        -> id, and `has(topic, index)`: whether a known topic has that partition; a log of any other is a
-        stray (known_topics None: there are none). `workers`: so many do this at the same time. Raises
+        """Open every log of this worker: `mine(topic, topic id, index)`; None: all logs. `known_topics`: name
+        -> id, and `has(topic, index)`: whether a known topic has that partition; any other log is a stray
+        (known_topics None: there are no strays). `workers`: how many workers do this at the same time. Raises
         DirectoryTrouble."""
         now_ms, begun_ms = self.clock.now_ms(), self.clock.monotonic_ms()
         jobs: list[Callable[[], None]] = []
@@ -297,7 +298,7 @@ class LogDirs:
                     )
                 )
         if unclean and len(jobs) > 1:
-            # The scans release the GIL, so threads pay; opening clean logs does not.
+            # The scans release the GIL, so threads help; opening clean logs does not.
             for trouble in run_all(jobs, self._recovery_threads(workers), "kafkad-recovery"):
                 if trouble is not None:
                     raise trouble
@@ -316,7 +317,7 @@ class LogDirs:
             if self.shared and not self.restarted:
                 self._uncount(directory, -len(ours))
             for name, offsets in directory.written.items():
-                kept = {key: offsets.pop(key) for key in ours if key in offsets}  # by the keys of `ours`
+                kept = {key: offsets.pop(key) for key in ours if key in offsets}  # with the keys of `ours`
                 directory.written[name] = kept if self.shared else kept | offsets
 
     def _restore_strays(
@@ -336,21 +337,21 @@ class LogDirs:
         return restore([each for each in self._online() if each.for_logs], wanted)
 
     def _recovery_threads(self, workers: int) -> int:
-        """Our part of num.recovery.threads.per.data.dir. Where that is not given as many as there are cores,
-        which bind a scan when the page cache has the bytes; in each worker, since one may have more to scan
-        than another."""
+        """Return this worker's part of num.recovery.threads.per.data.dir. If that is not set: as many as
+        there are cores, which limit a scan if the data is in the page cache; in each worker, because one may
+        have more to scan than another."""
         if not self.config.is_given("num.recovery.threads.per.data.dir"):
             return os.cpu_count() or 1
         threads = self.config.num_recovery_threads_per_data_dir * len(self.directories())
         return max(1, -(-threads // workers))
 
     def _see_to(self, path: str, name: str, parsed: tuple[str, int, str] | None) -> None:
-        """What is no partition's, or not one's any more."""
+        """Handle a directory that is no partition's, or is out of use."""
         if parsed is None:
             if name != REMOTE_INDEX_CACHE and self.me == 0:
                 logger.warning("%s is no partition", path)
         elif parsed[2] == DELETE_DIR:
-            if self.me == 0 or self.restarted:  # it may be what the one before us was about to remove
+            if self.me == 0 or self.restarted:  # the previous worker may have been about to remove it
                 self._remove_later(self.config.log_segment_delete_delay_ms, path)
         elif parsed[2] in (STRAY_DIR, FUTURE_DIR) and self.me == 0:
             logger.warning("left alone: %s", path)
@@ -363,8 +364,9 @@ class LogDirs:
         known_topics: Mapping[str, bytes],
         mine: Callable[[str, bytes, int], bool],
     ) -> bool:
-        """Whether this worker loads the directory, or finds that it is a stray. While other workers live on,
-        a directory with another id than the metadata's is of a topic that its owner is about to delete."""
+        """Return whether this worker loads the directory, or treats it as a stray. While other workers are
+        running, a directory with another id than the metadata's belongs to a topic that its owner is about to
+        delete."""
         known = known_topics.get(topic)
         if known is None:
             return self.me == 0 and not self.restarted
@@ -380,7 +382,8 @@ class LogDirs:
         known_topics: Mapping[str, bytes],
         mine: Callable[[str, bytes, int], bool],
     ) -> bool:
-        """A topic of this run of the broker that was deleted after its owner here had died."""
+        """Return whether its topic was deleted during this run of the broker, after its owner here had
+        died."""
         return found_id is not None and known_topics.get(topic) != found_id and mine(topic, found_id, index)
 
     def _read_checkpoint(self, directory: Directory, name: str) -> dict[Key, int]:
@@ -390,7 +393,7 @@ class LogDirs:
         except Malformed as e:
             logger.error("%s is damaged and will be written anew: %s", path, e)
             return {}
-        except OSError as e:  # it may say what DeleteRecords removed
+        except OSError as e:  # it may have the log starts of DeleteRecords
             self._unreadable(directory, path, e)
             return {}
 
@@ -427,7 +430,7 @@ class LogDirs:
             )
 
         def open_log() -> Log | None:
-            # Recovery may cut, and goes by the topic's configuration: it is not for strangers.
+            # Recovery may cut, and needs the topic's configuration: do not run it for strays.
             if not known or (not clean and not is_known(topic_id_of(path))):
                 set_aside(path, topic, index, offsets)
                 return None
@@ -476,8 +479,8 @@ class LogDirs:
         return job
 
     def _load_again(self, key: Key) -> Log | None:
-        """A log that could not be loaded at the start; None: it was a stray. Raises KafkaError;
-        DirectoryOccupied while a thread tries."""
+        """Load a log that could not be loaded at the start; None: it was a stray. Raises KafkaError;
+        DirectoryOccupied while a thread is loading it."""
         unloaded = self._unloaded[key]
         directory = unloaded.directory
         if directory.offline:
@@ -498,7 +501,7 @@ class LogDirs:
         return unloaded.log
 
     def _row_left(self, topic_id: bytes | None, index: int) -> RowSlot | None:
-        """The row that the owner before us left when it died, which clients and other workers have seen."""
+        """Return the row of the previous owner, which died; clients and other workers have seen it."""
         if not self.restarted or topic_id is None:
             return None
         return self.table.find(topic_id, index)
@@ -506,15 +509,15 @@ class LogDirs:
     def _new_row(self) -> RowSlot:
         with suppress(MemoryError):
             return self.table.allocate()
-        gc.collect()  # logs that were deleted are rings of objects, and have their rows still
+        gc.collect()  # deleted logs are cyclic objects, and still have their rows
         try:
             return self.table.allocate()
         except MemoryError as full:
             raise KafkaError(KAFKA_STORAGE_ERROR, f"no more partitions: {full}") from None
 
     def reclaim_rows(self) -> None:
-        """Once all that is ours is open: what else the worker before us had in the shared table is free
-        again."""
+        """Call when all logs of this worker are open: free the other rows of the previous worker in the
+        shared table."""
         count = self.table.reclaim() if self.restarted else 0
         if count:
             logger.info("%d rows of partitions that are gone are free again", count)
@@ -532,27 +535,27 @@ class LogDirs:
         self._logs[key] = (log, directory)
         directory.logs_by_key[key] = log
 
-    # -- what is there -------------------------------------------------------------------------------------
+    # -- logs and directories --------------------------------------------------------------------------------
 
     def directories(self) -> list[Directory]:
-        """Those for logs, in the order of log.dirs."""
+        """The directories for logs, in the order of log.dirs."""
         return [directory for directory in self._directories if directory.for_logs]
 
     def directory_id(self, path: str) -> bytes:
-        """The id of a configured directory; zeros when it is offline since the start."""
+        """Return the id of a configured directory; zeros if it has been offline since the start."""
         return next(
             directory.id for directory in self._directories if directory.path == os.path.abspath(path)
         )
 
     def directory_ids(self) -> list[bytes]:
-        """Of the online directories for logs: what a broker registers."""
+        """The ids of the online directories for logs, which a broker registers."""
         return [directory.id for directory in self.directories() if not directory.offline]
 
     def directory_of(self, topic: str, index: int) -> Directory:
         return self._logs[topic, index][1]
 
     def is_offline(self, path: str) -> bool:
-        """Whether a partition's directory lies in one that has failed."""
+        """Return whether a partition's directory is in one that has failed."""
         return any(each.offline and each.path == os.path.dirname(path) for each in self._directories)
 
     def get(self, topic: str, index: int) -> Log | None:
@@ -572,8 +575,8 @@ class LogDirs:
         config: TopicConfig,
         assigned: bytes | None = None,
     ) -> Log:
-        """A new, empty log. With `assigned`, the id of a directory, it is made there and nowhere else: the
-        partition had its log there, which may come back. Otherwise it is made where the fewest are. Raises
+        """Create a new, empty log. With `assigned`, the id of a directory, only there: the partition had its
+        log there, which may come back. Otherwise in the directory with the fewest partitions. Raises
         KafkaError; DirectoryOccupied: try again soon."""
         assert (topic, index) not in self._logs, "the partition exists"
         key = topic, index
@@ -623,8 +626,8 @@ class LogDirs:
             return log
 
     def _place_in(self, online: list[Directory]) -> Directory:
-        """The one with the fewest partitions, of all workers. Should one of them be killed between this and
-        the making, its count stays one too high: nothing depends on it."""
+        """Return the directory with the fewest partitions of all workers. If a worker is killed between this
+        and the creation, its count stays one too high, which is harmless."""
         if not self.shared:
             return min(online, key=lambda directory: len(directory.logs_by_key))
         with self._told.alone():
@@ -638,8 +641,8 @@ class LogDirs:
                 self._told.add(directory.number, PARTITIONS, -count)
 
     def _check_no_offsets(self, directory: Directory, path: str, key: Key) -> None:
-        """A deleted partition of that name may have left its offsets in the checkpoints, which would be
-        taken for the new one's. Raises DirectoryOccupied while they are there; a thread drops them."""
+        """Raise DirectoryOccupied while the checkpoints have offsets of a deleted partition of that name,
+        which would be taken for the new one's; a thread drops them."""
         if not os.path.exists(path) and directory.may_name(key):
             self._renames.forget(self.scheduler, directory, key)
             raise DirectoryOccupied(
@@ -647,12 +650,13 @@ class LogDirs:
             )
 
     def _make_alone(self, directory: Directory, path: str, key: Key, topic_id: bytes) -> None:
-        """The directory of a new partition, while another worker may still have one of that name (its topic
-        was deleted a moment ago, or will be) and write the checkpoints. It gets its name, which excludes any
-        other, with its id already in it; should we die before, it looks like one that is being deleted."""
+        """Create the directory of a new partition, while another worker may still have one of that name (its
+        topic was just deleted, or will be) and write the checkpoints. It gets its name, which excludes any
+        other, with its id already in it. If this worker dies before, it looks like one that is being
+        deleted."""
         if os.path.exists(path):
             if topic_id_of(path) in (None, topic_id):
-                return  # ours, made before its worker died
+                return  # ours, created before its worker died
             raise DirectoryOccupied(KAFKA_STORAGE_ERROR, f"{path} is still there")
         beside = os.path.join(directory.path, left_directory(*key, uuid.uuid4().hex, DELETE_DIR))
         os.mkdir(beside)
@@ -666,14 +670,14 @@ class LogDirs:
             raise DirectoryOccupied(KAFKA_STORAGE_ERROR, f"{path} is still there") from None
 
     def stand_in(self, topic: str, index: int, topic_id: bytes) -> Partition:
-        """For a partition whose directory is not there: it answers KAFKA_STORAGE_ERROR to all."""
+        """Return a partition that answers KAFKA_STORAGE_ERROR, for one whose directory is missing."""
         native = Partition(topic, index, topic_id, "", None, ProducerTable())
         native.close_to_clients(KAFKA_STORAGE_ERROR, errno.EIO)
         return native
 
     def delete(self, topic: str, index: int) -> None:
-        """Rename the partition's directory now, and remove it after file.delete.delay.ms. `sync_renames`
-        follows, once for many. Unknown partitions are no error."""
+        """Rename the partition's directory now, and remove it after file.delete.delay.ms. Call `sync_renames`
+        after it, once for many. Unknown partitions are no error."""
         unloaded = self._unloaded.pop((topic, index), None)
         if unloaded is not None:
             unloaded.when_at_rest(lambda: self._delete_unloaded(unloaded, topic, index))
@@ -685,7 +689,7 @@ class LogDirs:
         del directory.logs_by_key[topic, index]
         self._uncount(directory, 1)
         if log.native.failure:
-            return  # its directory is offline: left as it is
+            return  # its directory is offline: leave it
         path = os.path.join(directory.path, left_directory(topic, index, uuid.uuid4().hex, DELETE_DIR))
         try:
             log.move_directory(path)
@@ -708,15 +712,15 @@ class LogDirs:
             self.sync_renames(lambda: None)
 
     def sync_renames(self, done: Callable[[], None] | None = None) -> bool:
-        """Sync each directory in which partitions were renamed since the last call: off the loop, and then
-        call `done`, or at once if there is no `done`. False: there is nothing to sync. A directory that fails
+        """Sync each directory in which partitions were renamed since the last call: off the loop, then call
+        `done`; or at once, if there is no `done`. False: there is nothing to sync. A directory that fails
         goes offline."""
         if done is None:
             return self._renames.sync(None, lambda: None)
         return self._renames.sync(self.scheduler, done)
 
     def _delete_directory(self, directory: Directory, path: str, topic: str, index: int) -> None:
-        """Delete a log that is not open, as `delete` does. `sync_renames` follows."""
+        """Delete a log that is not open, like `delete`. Call `sync_renames` after it."""
         gone = os.path.join(directory.path, left_directory(topic, index, uuid.uuid4().hex, DELETE_DIR))
         topic_id = topic_id_of(path)
         try:
@@ -743,7 +747,7 @@ class LogDirs:
 
         self.scheduler.call_later(DELETE_AGAIN_MS, again)
 
-    # -- trouble -------------------------------------------------------------------------------------------
+    # -- failures --------------------------------------------------------------------------------------------
 
     def _on_offline(self, log: Log, error: OSError) -> None:
         found = self._logs.get((log.topic, log.partition))
@@ -779,8 +783,8 @@ class LogDirs:
     # -- checkpoints ---------------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        """Recovery points, log starts and high watermarks of all partitions, where they changed; written off
-        the loop."""
+        """Write recovery points, log starts and high watermarks of all partitions, if they changed; off the
+        loop."""
         self._follow_failures()
         for directory in self.directories():
             self._checkpoints.write_later(self.scheduler, directory, CHECKPOINTS)
@@ -791,8 +795,8 @@ class LogDirs:
             self._checkpoints.write_later(self.scheduler, directory, (HIGH_WATERMARKS,))
 
     def checkpoint_work(self, log: Log, name: str) -> Callable[[], int]:
-        """A call for another thread, which writes one checkpoint of the log's directory as it is now. It
-        returns what the file says of the log then, and raises OSError."""
+        """Return a function for another thread, which writes one checkpoint of the log's directory with the
+        current values. It returns the file's value for the log, and raises OSError."""
         key = log.topic, log.partition
         return self._logs[key][1].work_to_write(name, key)
 
@@ -808,8 +812,8 @@ class LogDirs:
         return self._checkpoints.log_starts(self.scheduler, directory)
 
     def keep_log_starts(self, logs: Iterable[Log], done: Callable[[dict[Log, OSError]], None]) -> None:
-        """Write the log starts that DeleteRecords moved, once for each directory and off the loop. Then call
-        `done` with the logs of which they could not be written. A client is answered after that."""
+        """Write the log starts that DeleteRecords moved, once per directory and off the loop. Then call
+        `done` with the logs whose log start could not be written. Clients are answered after that."""
         by_directory: dict[int, tuple[Directory, list[Log]]] = {}
         for log in logs:
             found = self._logs.get((log.topic, log.partition))
@@ -825,8 +829,8 @@ class LogDirs:
     # -- closing -------------------------------------------------------------------------------------------
 
     def close(self, clean: bool = True) -> None:
-        """Clean: every log is flushed and closed, and the checkpoints are written. With one worker `finish`
-        follows; of several, each closes its own."""
+        """Close the logs. Clean: every log is flushed, and the checkpoints are written. With one worker call
+        `finish` after it; each of several workers closes its own logs."""
         self._removals.stop()
         self.sync_renames()
         for directory in self.directories():
@@ -844,7 +848,7 @@ class LogDirs:
             self.finish(clean)
 
     def _leaves_unloaded(self, directory: Directory) -> bool:
-        """Whether a log there was never loaded: after an unclean stop nobody has checked it."""
+        """Return whether a log there was never loaded: after an unclean stop it has not been checked."""
         keys = [key for key, unloaded in self._unloaded.items() if unloaded.directory is directory]
         if keys and not directory.clean:
             logger.error(
@@ -853,7 +857,7 @@ class LogDirs:
         return bool(keys)
 
     def finish(self, clean: bool = True) -> None:
-        """After all logs were closed: the marks where all of it went well, then the locks go."""
+        """After all logs were closed: write the clean-shutdown files if everything went well, then unlock."""
         for directory in self.directories():
             if not clean or directory.offline:
                 continue

@@ -26,8 +26,8 @@ Done = Callable[[OSError | None], None]
 
 
 class LogStarts:
-    """The log starts of one directory. `on_error` gets the error of each failed write, before the callers
-    that wait."""
+    """The log starts of one directory. `on_error` gets the error of each failed write, before the waiting
+    callers."""
 
     def __init__(self, directory: Directory, scheduler: "Scheduler", on_error: Callable[[OSError], None]):
         self._directory = directory
@@ -35,8 +35,8 @@ class LogStarts:
         self._on_error = on_error
         self._moved = self._sync = False  # since the last write began
         self._under_way = False
-        self._answered: list[Done] = []  # by the write that is under way
-        self._waiting: list[Done] = []  # for the next one
+        self._answered: list[Done] = []  # to be called by the current write
+        self._waiting: list[Done] = []  # to be called by the next write
 
     def move(self, log: "Log") -> None:
         """Note that the log start of `log` has moved in memory."""
@@ -61,7 +61,7 @@ class LogStarts:
             self._answer(OSError(errno.EIO, f"the log directory {directory.path} is offline"))
             return
         sync, self._sync, self._moved, self._under_way = self._sync, False, False, True
-        directory.serial += 1  # checkpoints that were taken before and are not written yet are out of date
+        directory.serial += 1  # checkpoints taken before and not written yet are out of date
         starts = {
             key: (log, start) for key, log in directory.logs_by_key.items() if (start := log.start_to_keep)
         }
@@ -92,7 +92,7 @@ class LogStarts:
 
 
 def keep_all(keepers: list[LogStarts], done: Callable[[list[OSError | None]], None]) -> None:
-    """Ask all of `keepers`; `done` with the error of each, when the last one has answered."""
+    """Call all `keepers`, and `done` with the error of each when the last one has answered."""
     errors: list[OSError | None] = [None] * len(keepers)
     waiting = len(keepers)
 

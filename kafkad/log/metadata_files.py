@@ -21,7 +21,7 @@ METADATA_TOPIC_ID: Final = bytes(15) + b"\x01"  # Kafka: Uuid.METADATA_TOPIC_ID
 _SNAPSHOT: Final = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
 _LEFTOVER: Final = re.compile(r"\d{20}-\d{10}.*\.checkpoint\.(part|deleted)")
 
-SnapshotId = tuple[int, int]  # (offset, epoch): it holds what lies below the offset
+SnapshotId = tuple[int, int]  # (offset, epoch): it has everything below the offset
 
 
 class MetadataFiles:
@@ -49,7 +49,7 @@ class MetadataFiles:
     # -- snapshots -----------------------------------------------------------------------------------------
 
     def snapshots(self) -> list[SnapshotId]:
-        """Those that are there, oldest first."""
+        """Return the existing snapshots, oldest first."""
         found = map(_SNAPSHOT.fullmatch, os.listdir(self.directory))
         return sorted((int(match[1]), int(match[2])) for match in found if match)
 
@@ -60,22 +60,22 @@ class MetadataFiles:
         return content
 
     def read_beginning(self, snapshot: SnapshotId) -> bytes:
-        """More than the header takes."""
+        """Return enough bytes for the header."""
         with open(self._path(snapshot), "rb") as file:
             return file.read(1 << 16)
 
     def write_snapshot(self, snapshot: SnapshotId, pieces: Iterable[bytes | bytearray]) -> int:
-        """Its size in bytes. Nothing is left behind where it fails."""
+        """Write a snapshot and return its size in bytes. After a failure nothing is left behind."""
         return _write(self._path(snapshot), pieces, temporary=".part")
 
     def write_part(self, snapshot: SnapshotId, position: int, piece: bytes | memoryview) -> None:
-        """A piece of a snapshot that arrives in order; at position 0 an older attempt goes."""
+        """Write a piece of a snapshot that arrives in order; position 0 replaces an older attempt."""
         with open(self._path(snapshot) + ".part", "wb" if position == 0 else "r+b") as file:
             file.seek(position)
             file.write(piece)
 
     def finish_part(self, snapshot: SnapshotId) -> None:
-        """All pieces are there: fsynced, and under its name."""
+        """All pieces are there: fsync the file and give it its name."""
         path = self._path(snapshot)
         with open(path + ".part", "rb") as file:
             os.fsync(file.fileno())
@@ -87,7 +87,7 @@ class MetadataFiles:
             os.unlink(self._path(snapshot))
 
     def set_aside(self, snapshot: SnapshotId) -> str:
-        """Take a damaged snapshot out of the way, under a name that Kafka ignores too; the new path."""
+        """Rename a damaged snapshot to a name that Kafka ignores, too; return the new path."""
         path = self._path(snapshot)
         os.replace(path, path + ".corrupt")
         return path + ".corrupt"
@@ -96,7 +96,7 @@ class MetadataFiles:
         return os.stat(self._path(snapshot)).st_size
 
     def delete_leftovers(self) -> None:
-        """Snapshots that were being written or deleted when the broker last stopped."""
+        """Delete snapshots that were being written or deleted when the broker last stopped."""
         for name in os.listdir(self.directory):
             if _LEFTOVER.fullmatch(name):
                 os.unlink(os.path.join(self.directory, name))

@@ -21,7 +21,7 @@ logger = logging.getLogger("kafkad.log")
 
 NEVER: Final = (1 << 63) - 1
 FAST_MS: Final = 60_000  # for a quarter of a segment
-SEGMENT_BYTES_MIN: Final = 1 << 20  # Kafka's least; below, there is no time to make anything ahead
+SEGMENT_BYTES_MIN: Final = 1 << 20  # Kafka's minimum; below, there is no time to create anything ahead
 
 
 class NextSegment:
@@ -38,13 +38,13 @@ class NextSegment:
         return self._files is not None
 
     def watch(self, rolled_ms: int = -1) -> None:
-        """The active segment is a new one, of `rolled_ms`; or `segment.bytes` is."""
+        """The active segment is new, rolled at `rolled_ms`; or `segment.bytes` has changed."""
         self._since_ms = rolled_ms
         size = self._log.config.segment_bytes
         self._log.native.filling_at = NEVER if size < SEGMENT_BYTES_MIN or self._refused else size // 2
 
     def on_filling(self, now_ms: int) -> None:
-        """The native side: the active segment has reached `filling_at`."""
+        """Called by the native side: the active segment has reached `filling_at`."""
         native = self._log.native
         quarters = native.active_size * 4 // self._log.config.segment_bytes
         if quarters < 3:
@@ -71,7 +71,7 @@ class NextSegment:
                 self._files = None if log.closed else made.pop()
                 self._seen = False
             elif isinstance(error, OSError):
-                self._refused = True  # if more is wrong than that they have no name, the roll will say it
+                self._refused = True  # if the cause is not O_TMPFILE, the roll will report it
                 logger.debug("%s: nothing is made ahead: %s", directory, error)
             else:
                 raise error
@@ -79,7 +79,8 @@ class NextSegment:
         log.scheduler.run_in_thread(make, done)
 
     def take(self, base_offset: int) -> Files | None:
-        """Its files, named, for the segment that begins at `base_offset`; None: they must be created."""
+        """Return the files, named, for the segment that begins at `base_offset`; None: they must be
+        created."""
         files, self._files = self._files, None
         if files is None or files.index_size_max != self._log.config.segment_index_bytes:
             return None
@@ -88,7 +89,7 @@ class NextSegment:
         return files
 
     def release_idle(self) -> None:
-        """A sweep: what has been there at the last one is not needed soon."""
+        """Do a sweep: release files that were already there at the last one."""
         if self._seen:
             self._files = None
         self._seen = self._files is not None

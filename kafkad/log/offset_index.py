@@ -10,7 +10,7 @@ _ENTRY = struct.Struct(">ii")
 
 
 def read_offset_index(path: str, base_offset: int) -> list[tuple[int, int]]:
-    """(offset, position) of its entries, without the zeros at the end."""
+    """Return the entries as (offset, position), without the zeros at the end."""
     with open(path, "rb") as file:
         data = file.read()
     entries = list(_ENTRY.iter_unpack(data[: len(data) // 8 * 8]))

@@ -30,7 +30,7 @@ logger: Final = logging.getLogger("kafkad.log")
 
 
 class Opened(Owner, Protocol):
-    """What loading needs of `log.Log`."""
+    """The part of `log.Log` that loading needs."""
 
     snapshot_offset: int
     scanned_bytes: int
@@ -45,7 +45,7 @@ class Opened(Owner, Protocol):
 
 @dataclass(slots=True)
 class Kept:
-    """What the last owner of the log is known to have kept, before a file is read."""
+    """What the last owner of the log has recorded, before a file is read."""
 
     clean: bool | CleanStop
     recovery_point: int
@@ -53,15 +53,15 @@ class Kept:
     high_watermark: int
     cleaned_below: int
     left: "RowSlot | None"  # the shared row of an owner that has just died
-    trusted: recovery.Trusted | None = None  # what that says of the files
+    trusted: recovery.Trusted | None = None  # its values about the files
 
     def trust(self, directory: str) -> None:
-        """Take the values of the row that was left, if one was."""
+        """Take the values of the previous owner's row, if there is one."""
         if self.left is None:
             return
         self.clean = False
         values = self.left.values()
-        if values.leader_epoch >= 0:  # else it died before it had loaded the log
+        if values.leader_epoch >= 0:  # otherwise it died before it had loaded the log
             self.recovery_point = values.flushed_offset
             self.log_start_offset = max(self.log_start_offset, values.log_start_offset)
             self.high_watermark = max(self.high_watermark, values.high_watermark)
@@ -73,20 +73,20 @@ class Kept:
 
 @dataclass(slots=True)
 class Survey:
-    """What a directory holds before its segments are read."""
+    """What a directory contains, before its segments are read."""
 
     files: recovery.Files
     native: Partition
     epochs: LeaderEpochs
     epochs_lost: bool  # their file is unreadable: recovery rebuilds them
-    kept_id: bytes | None  # of partition.metadata
+    kept_id: bytes | None  # from partition.metadata
 
 
 def survey(
     directory: str, topic: str, partition: int, topic_id: bytes | None, row: "RowSlot | None"
 ) -> Survey:
-    """Looks at the partition's directory, and makes it if there is none. Raises Malformed if it belongs to
-    another topic id, OSError when the disk fails."""
+    """Survey the partition's directory; create it if necessary. Raises Malformed if it belongs to another
+    topic id, OSError if the disk fails."""
     try:
         files = recovery.list_files(directory)
     except FileNotFoundError:
@@ -97,7 +97,7 @@ def survey(
         raise Malformed(f"{directory} belongs to another topic of that name (its id differs)")
     epochs_lost = False
     try:
-        # JVM Kafka makes an empty file with the partition, and leaves it so until a record comes.
+        # JVM Kafka creates an empty file with the partition, and fills it with the first record.
         none_yet = files.epochs == b"" and not any(files.sizes.values())
         epochs = LeaderEpochs.read(directory, None if none_yet else files.epochs)
     except Malformed as e:
@@ -109,7 +109,7 @@ def survey(
 
 
 def load(log: Opened, seen: Survey, kept: Kept, topic_id: bytes | None, now_ms: int) -> None:
-    """Reads the segments as far as `kept` does not vouch for them. Raises OSError when the disk fails."""
+    """Read the segments, except what `kept` vouches for. Raises OSError if the disk fails."""
     directory, native, config = log.directory, log.native, log.config
     was_there = bool(seen.files.sizes)
     if topic_id is not None and seen.kept_id is None:
@@ -136,7 +136,8 @@ def load(log: Opened, seen: Survey, kept: Kept, topic_id: bytes | None, now_ms: 
         trusted=kept.trusted,
     )
     if not loaded.clean or not was_there:
-        # What the last owner created, renamed or removed may not be on the disk yet, nor what we make.
+        # Names that the last owner created, renamed or removed may not be on disk yet, nor those created
+        # here.
         log.flusher.directories.update((directory, os.path.dirname(directory)))
     else:
         log.first_base_synced = native.first_base_offset
@@ -149,7 +150,7 @@ def load(log: Opened, seen: Survey, kept: Kept, topic_id: bytes | None, now_ms: 
     native.advance_high_watermark(max(kept.high_watermark, loaded.log_start_offset))
     native.refresh_stable()
     if loaded.end_offset > loaded.recovery_point and config.flush_messages < LONG_MAX:
-        # Acknowledged ones may be visible already: HW does not go back only because the flush mark does.
+        # Acknowledged records may be visible already: HW must not go back only because of the recovery point.
         log.flush()
     if kept.left is not None:
         native.adopt_row(kept.left)

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Owner(Protocol):
-    next_start: int  # to which deletion is about to move the log start, when that is on the disk; -1: nowhere
+    next_start: int  # to which deletion will move the log start once that is on disk; -1: none
 
     first_base_synced: int  # the first segment when the directory was last synced
 
-    being_cleaned: bool  # no segment may go meanwhile
+    being_cleaned: bool  # no segment may be deleted meanwhile
 
     topic: str
     partition: int
@@ -43,16 +43,17 @@ class Owner(Protocol):
     def log_start_offset(self) -> int: ...
     @property
     def keep_log_start(self) -> "Callable[[Any, Callable[[OSError | None], None]], None] | None":
-        """Writes the log start to the disk, and then calls."""
+        """Writes the log start to disk, then calls the callback."""
 
     def on_failure(self, error: OSError) -> None:
-        """The disk does not work: the log goes offline."""
+        """The disk has failed: take the log offline."""
 
     def refuse(self, error: OSError) -> KafkaError:
-        """What to raise because of `error`, which is logged."""
+        """Log `error` and return the exception to raise."""
 
     def half_done(self, what: str, error: OSError) -> KafkaError:
-        """What to raise when files and memory may differ: the log serves nothing until the next start."""
+        """Return the exception to raise if files and memory may differ: the log then serves nothing until a
+        start."""
 
     def roll(self, now_ms: int) -> Any: ...
 

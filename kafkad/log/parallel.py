@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 
 def run_all(jobs: Sequence[Callable[[], None]], threads: int, name: str) -> list[Exception | None]:
-    """Run every job. Returns what each job raised, or None, in the order of `jobs`.
+    """Run every job. Return what each job raised, or None, in the order of `jobs`.
 
     If the calling thread is interrupted (KeyboardInterrupt, a signal's exception), no further job begins, and
-    that exception is raised when the other threads have ended their present job."""
+    that exception is raised when the other threads have finished their current job."""
     errors: list[Exception | None] = [None] * len(jobs)
     numbers = itertools.count()
     interrupted = False

@@ -38,7 +38,7 @@ class AppendResult(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The log that a batch is for. `append(batch, now_ms, files)`: `files` has the batch at its beginning."""
+    """The log for a batch. `append(batch, now_ms, files)`: `files` begin with the batch."""
 
     partition: Partition
     append: Callable[[bytearray | memoryview, int, Files | None], AppendResult]
@@ -48,7 +48,7 @@ class Target(NamedTuple):
 
 
 class PendingAppend(Validation):
-    """A client batch on its way through its validation: `step` until -1, in any thread, then `finish` on the
+    """The validation of a client batch: call `step` until it returns -1, in any thread, then `finish` on the
     loop."""
 
     __slots__ = ("_files", "_target")
@@ -74,7 +74,7 @@ class PendingAppend(Validation):
         self._files = None
 
     def finish(self, now_ms: int) -> AppendResult:
-        """Appends it, if the log still takes it. Raises KafkaError."""
+        """Append the batch, if the log still accepts it. Raises KafkaError."""
         batch = self.settle(now_ms)
         if len(batch) < HEADER_SIZE:
             raise InvalidBatch(INVALID_RECORD, "not a record batch")
@@ -103,14 +103,15 @@ class PendingSet(PendingAppend, SetValidation):
     __slots__ = ()
 
     def finish(self, now_ms: int) -> AppendResult:
-        """As of a batch. A set without a whole message is answered without offsets, and changes nothing."""
+        """Append the set, like a batch. Without a whole message the answer has no offsets, and nothing
+        changes."""
         if len(self.batch) == 0:
             return AppendResult(-1, -1, -1, self.partition.log_start_offset)
         return super().finish(now_ms)
 
 
 def append_rules(config: "TopicConfig") -> dict[str, Any]:
-    """What a topic asks of a client's batch, as the native side calls it."""
+    """Return a topic's rules for a client's batch, with the native side's names."""
     return {
         "max_message_bytes": config.max_message_bytes,
         "compression_type": CODECS[config.compression_type],

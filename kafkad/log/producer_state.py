@@ -23,7 +23,7 @@ from kafkad.protocol.errors import Malformed
 VERSION = 1
 _HEAD = struct.Struct(">hIi")
 _ENTRY = struct.Struct(">qhiqiqiq")
-_CRC_END = 6  # the CRC covers what stands after it
+_CRC_END = 6  # the CRC covers the bytes after it
 assert _ENTRY.size == 46
 NO_PRODUCERS = _HEAD.pack(VERSION, checksum(bytes(4)), 0)  # the snapshot of most partitions
 
@@ -38,7 +38,7 @@ def encode_snapshot(producers: ProducerTable) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> list[ProducerRow]:
-    """Raises Malformed."""
+    """Parse a snapshot. Raises Malformed."""
     if len(data) < _HEAD.size:
         raise Malformed("a producer snapshot is cut short")
     version, crc, count = _HEAD.unpack_from(data)
@@ -52,8 +52,8 @@ def decode_snapshot(data: bytes) -> list[ProducerRow]:
 
 
 def write_snapshot(directory: str, offset: int, producers: ProducerTable, *, sync: bool) -> str:
-    """The path of the new file. Without `sync` the next flush of the log takes it along. OSError: there is no
-    such file, the one before stands for it."""
+    """Write a snapshot and return its path. Without `sync` the next flush of the log syncs it. After OSError
+    there is no such file, and the previous one is used."""
     path = segment_file(directory, offset, SNAPSHOT)
     try:
         write_new(path, encode_snapshot(producers), sync=sync)
@@ -67,7 +67,7 @@ def write_snapshot(directory: str, offset: int, producers: ProducerTable, *, syn
 
 
 def load_snapshot(path: str, producers: ProducerTable, now_ms: int, expiration_ms: int) -> None:
-    """Adds the producers of a snapshot that have not expired. Raises Malformed, before any is added."""
+    """Add the producers of a snapshot that have not expired. Raises Malformed, before any is added."""
     with open(path, "rb") as file:
         rows = decode_snapshot(file.read())
     for row in rows:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ReaderLog:
-    """The `log` of a reader partition; made for it, it puts itself there."""
+    """The `log` of a reader partition; the constructor sets it there."""
 
     down_conversion = DownConversion
 
@@ -31,30 +31,30 @@ class ReaderLog:
         self.topic = native.topic
         self.partition = native.index
         self._epochs = LeaderEpochs("")  # never written
-        self._epochs_of = (-1, -1)  # the leader epoch and the generation under which they were read
+        self._epochs_of = (-1, -1)  # the leader epoch and the generation when they were read
         native.log = self
 
     def __repr__(self) -> str:
         return f"<ReaderLog {self.topic}-{self.partition} in {self.directory}>"
 
     def read(self, offset: int, max_bytes: int, *, below: Below = "high_watermark") -> bytes:
-        """Whole batches from the one that holds `offset`: at least one, else as many as fit; b"" at the end.
-        Raises KafkaError."""
+        """Return whole batches from the one that holds `offset`: at least one, or as many as fit; b"" at the
+        end. Raises KafkaError."""
         code, _, _, _, data = self.native.try_read(offset, max_bytes, True, ISOLATIONS[below])
         if code:
             raise KafkaError(code)
         return whole_batches(data)
 
     def aborted_transactions(self, start: int, end: int) -> list[AbortedTxn]:
-        """Those that overlap [start, end), `end` being at most LSO as the last read told it: their entries
-        stand since before LSO passed them. Raises KafkaError."""
+        """Return those that overlap [start, end). `end` is at most LSO as of the last read, so their entries
+        were written before LSO passed them. Raises KafkaError."""
         self.refresh()
         return [AbortedTxn(*txn) for txn in self.native.aborted_transactions(start, end)]
 
-    # -- what stands in the row ------------------------------------------------------------------------------
+    # -- values of the row -----------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """The row as it is now, for what is asked next. Raises KafkaError."""
+        """Copy the row now, before its values are used. Raises KafkaError."""
         code = self.native.refresh_row()
         if code:
             raise KafkaError(code)
@@ -64,21 +64,21 @@ class ReaderLog:
         return self.native.leader_epoch
 
     def latest(self, isolation: int = 0) -> TimestampOffset:
-        """As `Log.latest`: whoever leads has begun an epoch at its end."""
+        """Like `Log.latest`: a leader has begun an epoch at its end."""
         offset = self.native.last_stable_offset if isolation == 1 else self.native.high_watermark
         return TimestampOffset(-1, offset, self.native.leader_epoch)
 
     def earliest(self) -> TimestampOffset:
-        """As `Log.earliest`. The owner writes its epochs to a file before it leads in a new one; those that
-        the log's start has passed since then do no harm."""
+        """Like `Log.earliest`. The owner writes its epochs to a file before it leads in a new one; epochs
+        that the log start has passed since then are harmless."""
         start = self.native.log_start_offset
         epochs = self._read_epochs()
         epoch = epochs.epoch_for(start) if epochs is not None else None
         return TimestampOffset(-1, start, -1 if epoch is None else epoch)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """As `Log.end_offset_for_epoch`. Raises KafkaError if the file does not name the epoch in which the
-        owner leads; the client tries again."""
+        """Like `Log.end_offset_for_epoch`. Raises KafkaError if the file does not have the owner's leader
+        epoch; the client retries."""
         epochs = self._read_epochs()
         if epochs is None or epochs.latest != self.leader_epoch:
             self._epochs_of = (-1, -1)
@@ -86,7 +86,7 @@ class ReaderLog:
         return epochs.end_offset_for(epoch, self.native.end_offset)
 
     def _read_epochs(self) -> LeaderEpochs | None:
-        """The owner's epochs; None if their file cannot be read."""
+        """Return the owner's epochs; None if their file cannot be read."""
         moment = (self.native.leader_epoch, self.native.generation)
         if self._epochs_of != moment:
             try:

@@ -52,7 +52,7 @@ INDEX_ENTRY_SIZES = {INDEX: 8, TIME_INDEX: 12}
 
 @dataclass(slots=True)
 class Files:
-    """What a partition's directory holds."""
+    """The contents of a partition's directory."""
 
     sizes: dict[int, int] = field(default_factory=dict)  # base offset -> size of the .log
     created_ms: dict[int, int] = field(default_factory=dict)  # its modification time
@@ -60,7 +60,7 @@ class Files:
     snapshots: list[int] = field(default_factory=list)
     epochs: bytes | None = None  # leader-epoch-checkpoint
     metadata: bytes | None = None  # partition.metadata
-    newest_snapshot: tuple[int, bytes | None] | None = None  # its offset and bytes, None where it is long
+    newest_snapshot: tuple[int, bytes | None] | None = None  # its offset and bytes; None: it is long
 
 
 @dataclass(slots=True)
@@ -68,25 +68,25 @@ class Loaded:
     end_offset: int
     log_start_offset: int
     recovery_point: int
-    snapshot_offset: int  # of the newest snapshot file, -1 when there is none
+    snapshot_offset: int  # of the newest snapshot file, or -1
     scanned_bytes: int
-    clean: bool  # the files were as a clean stop leaves them
+    clean: bool  # the files were as after a clean stop
 
 
 @dataclass(slots=True, frozen=True)
 class Trusted:
-    """What the shared row of an owner says that was killed while it led the partition. The row is written
-    after the file, so both stand, also when it died between two of the row's words; then one may be newer
-    than the other. Beware: before it led, the row is of a log that is being loaded, and says less than there
-    is."""
+    """The shared row of an owner that was killed while it led the partition. The row is written after the
+    file, so its values are valid. If the owner died between two of the row's words, one may be newer than the
+    other. Beware: before it led, the row belongs to a log that is being loaded, and its values are too
+    low."""
 
     end_offset: int
     end_segment: int
-    end_position: int  # in it; -1 where the owner died between two words
+    end_position: int  # position in it; -1 if the owner died between two words
 
 
 def has_swaps(directory: str) -> bool:
-    """Whether an exchange of segments was announced and not finished."""
+    """Return whether an exchange of segments was announced and not completed."""
     try:
         return any(name.endswith(SWAP) for name in os.listdir(directory))
     except FileNotFoundError:
@@ -94,7 +94,7 @@ def has_swaps(directory: str) -> bool:
 
 
 def list_files(directory: str) -> Files:
-    """Names and sizes, after interrupted deletions and swaps are finished."""
+    """Return names and sizes, after completing interrupted deletions and swaps."""
     files = _list(directory)
     if files is None:
         _finish_swaps(directory)
@@ -115,9 +115,9 @@ def _list(directory: str) -> Files | None:
 
 
 def _finish_swaps(directory: str) -> None:
-    # A cleaner writes .cleaned, renames all of a group to .swap, then removes the old ones and renames again.
-    # So a .swap without .cleaned is complete and wins over the files in its range; one at or above a .cleaned
-    # is not.
+    # A cleaner writes .cleaned, renames all files of a group to .swap, then removes the old ones and renames
+    # again. So a .swap without .cleaned is complete, and replaces the files in its range; one at or above a
+    # .cleaned is incomplete.
     names = sorted(os.listdir(directory))
     cleaned = [offset for name in names if name.endswith(CLEANED) and (offset := offset_of(name)) is not None]
     swaps = []
@@ -150,7 +150,7 @@ def _next_offset_of_swap(directory: str, name: str, base: int) -> int:
     beside = os.path.join(directory, f"{base:020d}{LOG}")
     kept = None
     if os.path.exists(beside):
-        kept = beside + CLEANED  # goes with the next listing should we die here: the swap replaces it anyway
+        kept = beside + CLEANED  # if we die here, the next listing removes it: the swap replaces it anyway
         os.replace(beside, kept)
     os.replace(os.path.join(directory, name), beside)
     try:
@@ -169,7 +169,7 @@ def _remove(path: str) -> None:
 
 
 def create_segment_files(directory: str, base_offset: int) -> None:
-    """An empty .log with both indexes; what stood there under the same names is gone."""
+    """Create an empty .log with both indexes; existing files of these names are removed."""
     _remove(segment_file(directory, base_offset, TXN_INDEX))
     for suffix in (LOG, INDEX, TIME_INDEX):
         path = segment_file(directory, base_offset, suffix)
@@ -177,7 +177,8 @@ def create_segment_files(directory: str, base_offset: int) -> None:
 
 
 def set_segment_aside(directory: str, base_offset: int) -> None:
-    """Rename a segment's .log to .log.lost, which nobody reads; what can be rebuilt from it goes."""
+    """Rename a segment's .log to .log.lost, which is never read; files that can be rebuilt from it are
+    removed."""
     path = segment_file(directory, base_offset, LOG)
     aside, number = path + LOST, 1
     while os.path.exists(aside):
@@ -194,7 +195,7 @@ def remove_segment_files(directory: str, base_offset: int) -> None:
 
 
 def was_compacted(path: str, base_offset: int) -> bool:
-    """Whether offsets are missing within a segment: between two batches, or in one."""
+    """Return whether offsets are missing within a segment: between two batches, or in one."""
     expected, position = base_offset, 0
     with open(path, "rb") as file:
         while len(header := file.read(61)) == 61:
@@ -237,8 +238,8 @@ class Loader:
         self.cleaned_below = cleaned_below
         self.epochs_lost = epochs_lost
         self.scanned_bytes = 0
-        self.snapshot_lost = False  # one was there, and could not be read
-        self.rebuilt: list[str] = []  # files that were written here, and must be synced some time
+        self.snapshot_lost = False  # there was one, and it could not be read
+        self.rebuilt: list[str] = []  # files written here, which must be synced later
 
     def load(
         self,
@@ -282,7 +283,7 @@ class Loader:
                 clean = False
                 self.native.drop_segments(0, self.native.count)
                 if end_offset < recovery_point:
-                    recovery_point = 0  # it was of other files
+                    recovery_point = 0  # it belonged to other files
                 end_offset = self._recover(files, bases, known, recovery_point, log_start_offset)
                 bases = sorted(files.sizes)
                 self._add_segments(files, bases, known)
@@ -302,8 +303,8 @@ class Loader:
             bases = [log_start_offset]
         self.native.set_end(end_offset)
         log_start_offset = max(log_start_offset, bases[0])
-        # An epoch that begins at the end had no records yet. After a clean stop it stays, for most often it
-        # goes on: else each start would write the files of all empty partitions twice.
+        # An epoch that begins at the end had no records yet. After a clean stop it stays, because usually it
+        # continues: otherwise each start would write the files of all empty partitions twice.
         self.epochs.truncate_from_end(end_offset + 1 if clean or rested else end_offset)
         self.epochs.truncate_from_start(log_start_offset)
         snapshot = self._producers_at_end(files, bases, end_offset, clean, rested)
@@ -345,9 +346,9 @@ class Loader:
                 del sizes[base]
 
     def _remove_empty_segments(self, files: Files, active: int) -> None:
-        """Remove segments without a byte between others. A roll that failed may have left one, and the
-        segment before went on beyond its name: an offset there would be looked for in the empty one. The
-        first stays, because the log begins with its name; the last may be the active one."""
+        """Remove empty segments between others. A failed roll may have left one, with the previous segment
+        extending beyond its name: an offset there would be searched for in the empty one. The first stays,
+        because the log begins with its name; the last may be the active one."""
         for base in sorted(files.sizes)[1:-1]:
             if files.sizes[base] == 0 and base != active:
                 self._remove_empty_segment(files, base)
@@ -369,7 +370,7 @@ class Loader:
     def _scan(
         self, base: int, producers: ProducerTable, *, producers_from: int, below: int | None = None
     ) -> SegmentScan:
-        """`below`: nothing from that offset on is looked at, and what lies before is known to be whole."""
+        """`below`: nothing from that offset on is read, and everything before is known to be whole."""
         latest = self.epochs.latest
         scan = scan_segment(
             self.directory,
@@ -412,7 +413,7 @@ class Loader:
     ) -> int:
         first = max((at for at, base in enumerate(bases) if base <= recovery_point), default=0)
         if first > 0 and files.sizes[bases[first]] == 0:
-            first -= 1  # it may go on beyond the name of the empty one
+            first -= 1  # it may extend beyond the name of the empty one
         self._find_epochs(bases[:first])
         for base in bases[:first]:
             if not self._indexes_look_right(files, base):
@@ -431,7 +432,7 @@ class Loader:
             behind = bases[at + 1 :]
             if behind and not self._follows(scan, behind[0]):
                 if files.sizes[behind[0]] == 0:
-                    self._remove_empty_segment(files, behind[0])  # the last: the others have gone before
+                    self._remove_empty_segment(files, behind[0])  # the others were removed before
                     break
                 for gone in behind:
                     set_segment_aside(self.directory, gone)
@@ -453,10 +454,11 @@ class Loader:
         flushed_offset: int,
         log_start: int,
     ) -> int | None:
-        """The log's end, found by the headers of the last segment alone. None where the files say something
-        else than the row: then every batch is checked."""
+        """Return the log's end, found by the headers of the last segment alone. None if the files contradict
+        the row: then every batch is checked."""
         end = trusted.end_offset
-        # A segment that begins at LEO is the active one if the row says so; else its owner died making it.
+        # A segment that begins at LEO is the active one if the row says so; otherwise its owner died creating
+        # it.
         mine = [base for base in bases if base < end or (base == end and base == trusted.end_segment)]
         if not mine:
             return None
@@ -496,16 +498,16 @@ class Loader:
         return end
 
     def _note_unflushed(self, bases: list[int], flushed_offset: int, end: int) -> None:
-        """Of segments below `end`: what a dead owner may not have come to flush."""
+        """Note what a dead owner may not have flushed of the segments below `end`."""
         for base, following in pairwise([*bases, end]):
             if following > base and following >= flushed_offset:
                 self.rebuilt += (segment_file(self.directory, base, suffix) for suffix in (INDEX, TIME_INDEX))
                 self.rebuilt.append(segment_file(self.directory, following, SNAPSHOT))
 
     def _at_rest(self, files: Files, active: int, trusted: Trusted) -> bool:
-        """Whether a dead owner had closed the files, or never opened them: then all is as it leaves it at a
-        clean stop, and thousands of such logs come back quickly. Indexes are stretched while they are open,
-        before the first byte is appended, and end in zeros then; a full one says nothing."""
+        """Return whether a dead owner had closed the files, or never opened them: then everything is as after
+        a clean stop, and thousands of such logs load quickly. Open indexes are stretched before the first
+        byte is appended, and then end in zeros; a full one proves nothing."""
         if self.epochs_lost or active != trusted.end_segment or files.sizes[active] != trusted.end_position:
             return False
         for suffix, entry_size in INDEX_ENTRY_SIZES.items():
@@ -520,9 +522,9 @@ class Loader:
         return True
 
     def _follows(self, scan: SegmentScan, next_base: int) -> bool:
-        """Whether the segment that begins at `next_base` continues the one that was scanned. The power may
-        have taken the end of that one, or the removal of this. Compaction leaves gaps, which stay when
-        cleanup.policy changes."""
+        """Return whether the segment that begins at `next_base` continues the scanned one. A power loss may
+        have lost the end of the scanned one, or the removal of this one. Compaction leaves gaps, which stay
+        when cleanup.policy changes."""
         if scan.fault is not None:
             return False
         if next_base == scan.next_offset:
@@ -548,8 +550,8 @@ class Loader:
         return scan.next_offset
 
     def _find_end_before_empty(self, files: Files, bases: list[int]) -> int:
-        """As `_find_end`, where the last segment is empty: it begins at the end, or is left over from a roll
-        that failed, and the one before goes on beyond its name."""
+        """Like `_find_end`, if the last segment is empty: it begins at the end, or is left over from a failed
+        roll, and the previous one extends beyond its name."""
         last = bases[-1]
         self.native.drop_segments(len(bases) - 1, len(bases))
         try:
@@ -603,9 +605,9 @@ class Loader:
         if clean or rested:
             start = self._load_newest_snapshot(files, end_offset)
             if start is None and clean and not self.snapshot_lost:
-                # nobody ever appended with a producer id, or an upgrade: as Kafka, begin empty
+                # no append ever had a producer id, or an upgrade: begin empty, like Kafka
                 return files.snapshots[-1] if files.snapshots else -1
-            if start is None:  # the power took the only one, or none was made yet: the batches know
+            if start is None:  # the only one was lost, or none was written yet: replay the batches
                 start = bases[0]
             self._replay(bases, start, end_offset)
         elif end_offset > 0:

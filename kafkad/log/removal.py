@@ -24,7 +24,7 @@ class Removals:
         self._under_way = self._stopped = False
 
     def stop(self) -> None:
-        """Remove nothing more but the directory at hand: a stop does not wait, the next start goes on."""
+        """Finish only the current directory: a stop does not wait, and the next start continues."""
         self._stopped = True
 
     def later(self, scheduler: Scheduler, delay_ms: int, path: str) -> None:
@@ -47,7 +47,7 @@ class Removals:
         scheduler.run_in_thread(self._remove_all, done, lane="delete")
 
     def _remove_all(self) -> None:
-        # In the thread; more may become due meanwhile.
+        # Runs in the thread; more may become due meanwhile.
         parents = set()
         while self._due and not self._stopped:
             path = self._due.popleft()
@@ -76,7 +76,7 @@ def _remove(path: str) -> bool:
 
 
 def unlink_later(scheduler: Scheduler, delay_ms: int, paths: list[str]) -> None:
-    """Removes files. Off the loop: giving back a gigabyte takes the file system a tenth of a second."""
+    """Remove files off the loop: freeing a gigabyte takes the file system a tenth of a second."""
 
     def unlink_all() -> None:
         for path in paths:
@@ -92,4 +92,4 @@ def unlink_later(scheduler: Scheduler, delay_ms: int, paths: list[str]) -> None:
 
 def _expect_none(error: BaseException | None) -> None:
     if error is not None:
-        raise error  # what removes has no trouble of its own to report: we are wrong
+        raise error  # removing raises no expected errors: a bug

@@ -27,13 +27,13 @@ class Renames:
         self._forgetting: set[tuple[Directory, Key]] = set()
 
     def add(self, directory: Directory, key: Key) -> None:
-        """Note that the directory of a partition has another name now, and that its offsets are void."""
+        """Note that the directory of a partition was renamed, and that its offsets are void."""
         self._renamed.setdefault(directory, set()).add(key)
-        directory.serial += 1  # a checkpoint that was taken before names the partition: it is not written
+        directory.serial += 1  # checkpoints taken before name the partition: they are not written
 
     def sync(self, scheduler: "Scheduler | None", done: Callable[[], None]) -> bool:
-        """Sync what was added since the last call, in a thread, then call `done`; here and now if there is
-        no scheduler. False: there is nothing to sync, `done` is not called."""
+        """Sync what was added since the last call, in a thread, then call `done`; here and now if there is no
+        scheduler. False: there is nothing to sync, and `done` is not called."""
         renamed, self._renamed = self._renamed, {}
         renamed = {directory: keys for directory, keys in renamed.items() if not directory.offline}
         failed: list[tuple[Directory, OSError]] = []
@@ -61,7 +61,7 @@ class Renames:
         return bool(renamed)
 
     def forget(self, scheduler: "Scheduler", directory: Directory, key: Key) -> None:
-        """Drop what the checkpoints say of a partition that is gone, in a thread."""
+        """Drop the checkpoint entries of a partition that is gone, in a thread."""
         if (directory, key) in self._forgetting:
             return
         self._forgetting.add((directory, key))

@@ -17,11 +17,11 @@ class SegmentFacts:
     base_offset: int
     next_offset: int  # base offset of the next segment, or LEO
     size: int
-    largest_timestamp: int  # of its records, else the file's modification time
+    largest_timestamp: int  # of its records, or the file's modification time
 
 
 def deletable_count(segments: Iterable[SegmentFacts], **limits: int) -> int:
-    """Return how many of the oldest segments go; `limits` are those of `deletable_counts`."""
+    """Return how many of the oldest segments may be deleted; `limits` are those of `deletable_counts`."""
     count = 0
     for count in deletable_counts(segments, **limits):  # noqa: B007
         pass
@@ -39,7 +39,7 @@ def deletable_counts(
     retention_ms: int,
     retention_bytes: int,
 ) -> Iterator[int]:
-    """Yield 1, 2 and so on, for as many of the oldest segments as go. Negative limits mean none.
+    """Yield 1, 2 and so on, for as many of the oldest segments as may be deleted. Negative limits mean none.
 
     `segments` is read up to the first segment that stays, and no further."""
     excess = total_size - retention_bytes

@@ -22,7 +22,7 @@ logger = logging.getLogger("kafkad.log")
 
 
 class Rolled(Owner, Protocol):
-    """What a roll needs of `log.Log`."""
+    """The part of `log.Log` that a roll needs."""
 
     snapshot_offset: int  # of the newest producer snapshot
 
@@ -33,8 +33,8 @@ class Rolled(Owner, Protocol):
 
 
 def roll(log: Rolled, ahead: NextSegment, now_ms: int, base: int, files: Files | None) -> bool:
-    """Begins a new active segment at `base`: of `files` if given, unless the answer is False; else of those
-    that `ahead` has, if any. Raises KafkaError."""
+    """Begin a new active segment at `base`: from `files` if given, unless False is returned; otherwise from
+    the files of `ahead`, if any. Raises KafkaError."""
     old = log.native.active_base_offset
     assert base > old  # an empty segment is never rolled
     try:
@@ -46,12 +46,12 @@ def roll(log: Rolled, ahead: NextSegment, now_ms: int, base: int, files: Files |
             recovery.create_segment_files(log.directory, base)
         log.native.roll(base, now_ms, ready)
     except OSError as e:
-        # The old segment goes on beyond `base`: a start that finds another one there would hide it.
+        # The old segment may extend beyond `base`: a start that finds another one there would hide that part.
         for suffix in (LOG, INDEX, TIME_INDEX):
             with suppress(OSError):
                 os.unlink(segment_file(log.directory, base, suffix))
         raise log.refuse(e) from e
-    # The new segment takes appends now: its name must be on the disk before they are acknowledged.
+    # The new segment accepts appends now: its name must be on disk before they are acknowledged.
     log.flusher.directories.add(log.directory)
     log.flusher.paths.update(index_files(log, old))
     ahead.watch(now_ms)
@@ -64,7 +64,7 @@ def roll(log: Rolled, ahead: NextSegment, now_ms: int, base: int, files: Files |
 def put_in_place(
     log: Rolled, ahead: NextSegment, files: Files, batch: bytearray | memoryview, now_ms: int
 ) -> bool:
-    """Make `files`, which begin with `batch`, the active segment's. False: they cannot be, and nothing of the
+    """Make `files`, which begin with `batch`, the active segment's. False: that failed, and nothing of the
     batch is in the active segment. Raises KafkaError."""
     native = log.native
     try:
@@ -82,7 +82,8 @@ def put_in_place(
 
 
 def index_files(log: Owner, base: int) -> list[str]:
-    """Which a start after a crash reads as they are, when the segment is not the active one any more."""
+    """Return the index files that a start after a crash reads unchanged, if the segment is no longer
+    active."""
     paths = [segment_file(log.directory, base, suffix) for suffix in (INDEX, TIME_INDEX)]
     if log.native.aborted_end > base:
         paths.append(segment_file(log.directory, base, TXN_INDEX))
@@ -90,7 +91,7 @@ def index_files(log: Owner, base: int) -> list[str]:
 
 
 def _snapshot(log: Rolled, base: int) -> None:
-    """It only spares a later start some reading, so a full disk may do without."""
+    """Write a snapshot. It only saves a later start some reading, so a full disk may do without."""
     try:
         path = write_snapshot(log.directory, base, log.native.producers, sync=False)
     except OSError as e:

@@ -18,7 +18,7 @@ RUN_OVERLAPS: Final = -2001  # the batch begins below the log's end and goes bey
 
 
 class Followed(Owner, Protocol):
-    """What a run needs of `log.Log`."""
+    """The part of `log.Log` that a run needs."""
 
     def roll(self, now_ms: int, base_offset: int | None = None) -> bool: ...
 
@@ -26,20 +26,19 @@ class Followed(Owner, Protocol):
 
 
 class RunEnd(NamedTuple):
-    """Where a run ended: `code` is 0 if no whole batch is left, else RUN_NEWER, RUN_OVERLAPS or Kafka's error
-    code for the batch at byte `taken`, which has these offsets."""
+    """Where a run ended: `code` is 0 if no whole batch is left, otherwise RUN_NEWER, RUN_OVERLAPS or Kafka's
+    error code for the batch at byte `taken`, which has these offsets."""
 
     code: int
     taken: int
-    needed: int  # the size of the batch there, if it is not whole; 0: its header is not there either
+    needed: int  # size of the batch there, if incomplete; 0: its header is incomplete, too
     base_offset: int
     last_offset: int
 
 
 def append_run(log: Followed, data: "Buffer", fetch_epoch: int, high_watermark: int, now_ms: int) -> RunEnd:
-    """Append what a leader answered to a Fetch under `fetch_epoch`, as far as it is whole batches;
-    `high_watermark` is the leader's. Raises KafkaError if the log
-    cannot roll, or does not take the format."""
+    """Append the whole batches of a leader's answer to a Fetch under `fetch_epoch`. `high_watermark` is the
+    leader's. Raises KafkaError if the log cannot roll, or does not take the format."""
     at = 0
     while True:
         code, at, needed, base, last, epoch = log.native.try_append_run(
@@ -51,7 +50,7 @@ def append_run(log: Followed, data: "Buffer", fetch_epoch: int, high_watermark: 
 
 
 def go_on(log: Followed, base: int, epoch: int, now_ms: int) -> None:
-    """Do what the run wants that stopped before the batch at `base`, of `epoch`. Raises KafkaError."""
+    """Do what the run needs that stopped before the batch at `base`, of `epoch`. Raises KafkaError."""
     wants = log.native.wants
     if wants == WANTS_ROLL:
         log.roll(now_ms, base)

@@ -10,11 +10,11 @@ class Handle(Protocol):
 
 
 class Scheduler(Protocol):
-    """Time and threads, as an argument. The server's is asyncio's loop; a test's stands still until it is
-    moved."""
+    """Time and threads, as an argument. The server passes asyncio's loop; a test passes a clock that it
+    moves."""
 
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Handle:
-        """Calls `fn` on the owner's loop, not before the present call is over, also with a delay of 0."""
+        """Call `fn` on the owner's loop, after the current call has returned, even with a delay of 0."""
 
     def run_in_thread(
         self,
@@ -22,5 +22,5 @@ class Scheduler(Protocol):
         callback: Callable[[BaseException | None], None],
         lane: Literal["flush", "work", "delete"] = "work",
     ) -> None:
-        """Runs `fn` beside the loop, then `callback` on the loop, with what `fn` raised or None. No lane
+        """Run `fn` off the loop, then `callback` on the loop, with None or the exception of `fn`. No lane
         waits for another."""

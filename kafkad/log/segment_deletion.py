@@ -28,12 +28,12 @@ Row = tuple[int, int, int]  # of Partition.segment_rows: base offset, size, modi
 Kept = Callable[[OSError | None], None]
 Steps = Generator[None, None, int]
 
-SEGMENTS_AT_A_TIME = 8  # of which each has up to five files to rename
+SEGMENTS_AT_A_TIME = 8  # each of which has up to five files to rename
 
 
 def delete_due(log: Owner, now_ms: int) -> int:
-    """Delete the oldest segments that may go, all of them now. Returns how many; with flushes they may go a
-    moment later. Raises KafkaError; what is left over goes next time."""
+    """Delete the oldest segments that may be deleted, all of them now. Return how many; with flushes they may
+    be deleted a moment later. Raises KafkaError; the rest is deleted next time."""
     steps = delete_in_steps(log, now_ms)
     while True:
         try:
@@ -44,7 +44,7 @@ def delete_due(log: Owner, now_ms: int) -> int:
 
 
 def delete_in_steps(log: Owner, now_ms: int) -> Steps:
-    """As `delete_due`, with a bounded number of files in each step.
+    """Do `delete_due` with a bounded number of files in each step.
 
     Between two steps clients append and the log may roll, be truncated, closed or deleted."""
     native = log.native
@@ -82,15 +82,15 @@ def delete_in_steps(log: Owner, now_ms: int) -> Steps:
 
 
 def _has_changed(log: Owner, rows: list[Row], generation: int) -> bool:
-    """Whether segments of `rows` have gone or were cleaned, so that their numbers are others."""
+    """Return whether segments of `rows` were removed or cleaned, so that their numbers have changed."""
     native = log.native
     changed = native.generation != generation or native.first_base_offset != rows[0][0]
     return log.closed or log.being_cleaned or changed or native.count < len(rows)
 
 
 def _due(log: Owner, rows: list[Row], now_ms: int) -> Iterator[int]:
-    """Count the oldest segments that may go, one after the other. The last one of `rows` goes only if it is
-    the active one when its turn comes, as it is then."""
+    """Count the oldest segments that may be deleted, one after the other. The last one of `rows` counts only
+    if it is the active one when its turn comes, with its state at that time."""
     config = log.config
     by_policy = "delete" in config.cleanup_policy
     retention_ms = config.retention_ms if by_policy else -1
@@ -120,12 +120,13 @@ def _due(log: Owner, rows: list[Row], now_ms: int) -> Iterator[int]:
 
 
 def _next_bases(log: Owner, rows: list[Row]) -> list[int]:
-    """Where each segment of `rows` ends."""
+    """Return where each segment of `rows` ends."""
     return [*(base for base, _, _ in rows[1:]), log.end_offset]
 
 
 def _kept(log: Owner, start: int, error: OSError | None) -> None:
-    """The checkpoint has the new log start, or could not be written: then the next retention tries again."""
+    """The checkpoint has the new log start; or it could not be written, and the next retention tries
+    again."""
     log.next_start = -1
     if error is not None:
         report(log.directory, "writing the log start", error)
@@ -134,15 +135,15 @@ def _kept(log: Owner, start: int, error: OSError | None) -> None:
 
 
 def _go_on(log: Owner, steps: Iterator[None]) -> None:
-    """Do a step, and the others in later turns of the loop."""
+    """Do a step now, and the others in later turns of the loop."""
     for _ in steps:
         log.scheduler.call_later(0, lambda: _go_on(log, steps))
         return
 
 
 def _delete_below(log: Owner, start: int) -> Iterator[None]:
-    """Move the log start, then delete the segments below it, some in each step. Those that are left when the
-    log is closed lie below the log start, and go with the next retention."""
+    """Move the log start, then delete the segments below it, some in each step. Segments that remain when the
+    log is closed are below the log start, and the next retention deletes them."""
     if start > log.log_start_offset:
         log.set_log_start(start)
     deleted = 0
@@ -189,6 +190,6 @@ def _remove(log: Owner, count: int) -> None:
             gone.append(path + DELETED)
     unlink_later(log.scheduler, log.config.file_delete_delay_ms, gone)
     if trouble is not None:
-        # The partition knows these no more, and a start that found them would bring the records back.
+        # The partition no longer knows these, and a start that found them would bring the records back.
         unlink_later(log.scheduler, 0, stuck)
         log.refuse(trouble)

@@ -29,11 +29,11 @@ from kafkad.protocol.errors import Malformed
 
 logger = logging.getLogger("kafkad.log")
 
-KEPT_OFFSETS = "stray-offsets"  # `<name of a checkpoint> <offset>` a line
+KEPT_OFFSETS = "stray-offsets"  # `<name of a checkpoint> <offset>` per line
 
 
 def topic_id_of(path: str) -> bytes | None:
-    """The topic id in a partition's directory; None if there is none that can be read."""
+    """Return the topic id in a partition's directory; None if there is none, or it cannot be read."""
     try:
         return read_partition_metadata(path)
     except (Malformed, OSError):
@@ -41,8 +41,8 @@ def topic_id_of(path: str) -> bytes | None:
 
 
 def set_aside(path: str, topic: str, index: int, offsets: Mapping[str, int]) -> None:
-    """Rename a partition's directory that nobody has open. `offsets`: what each checkpoint says of it. A
-    failure leaves it where it is."""
+    """Rename a partition's directory that is not open. `offsets`: its values in the checkpoints. After a
+    failure it stays where it is."""
     directory = os.path.dirname(path)
     stray = os.path.join(directory, left_directory(topic, index, uuid.uuid4().hex, STRAY_DIR))
     logger.warning("%s is unknown to the metadata and moved to %s", path, stray)
@@ -56,21 +56,20 @@ def set_aside(path: str, topic: str, index: int, offsets: Mapping[str, int]) -> 
 
 
 def kept_offsets(path: str) -> dict[str, int]:
-    """What the checkpoints said of a stray when it lost its name. Raises OSError."""
+    """Return the checkpoint values of a stray when it lost its name. Raises OSError."""
     try:
         with open(os.path.join(path, KEPT_OFFSETS), "rb") as file:
             entries = checkpoint_lines(file.read())
         return {name: int(offset) for name, offset in entries if name in CHECKPOINTS}
     except FileNotFoundError:
-        return {}  # JVM Kafka made this stray, or a version that kept none
+        return {}  # created by JVM Kafka, or a version that saved none
     except (Malformed, ValueError) as e:
         logger.error("%s is damaged, deleted records may come back: %s", os.path.join(path, KEPT_OFFSETS), e)
         return {}
 
 
 def restore(directories: Iterable[Directory], wanted: Callable[[str, int, bytes], bool]) -> set[str]:
-    """Give strays their names back for which `wanted(topic, index, topic id)`; the paths that they have
-    now."""
+    """Restore the names of strays for which `wanted(topic, index, topic id)`. Return their paths."""
     places = list(directories)
     found: dict[tuple[str, int], list[tuple[Directory, str, bytes]]] = {}
     for directory in places:
@@ -112,5 +111,5 @@ def _names(path: str) -> list[str]:
     try:
         return os.listdir(path)
     except OSError as e:
-        logger.error("strays in %s cannot be looked for: %s", path, e)  # loading says what becomes of it
+        logger.error("strays in %s cannot be looked for: %s", path, e)  # loading reports the result
         return []

@@ -11,7 +11,7 @@ _ENTRY = struct.Struct(">qi")
 
 
 def read_time_index(path: str, base_offset: int) -> list[tuple[int, int]]:
-    """(timestamp, offset) of its entries, without the zeros at the end."""
+    """Return the entries as (timestamp, offset), without the zeros at the end."""
     with open(path, "rb") as file:
         data = file.read()
     entries = list(_ENTRY.iter_unpack(data[: len(data) // 12 * 12]))

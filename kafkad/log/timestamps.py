@@ -25,7 +25,7 @@ Search = Generator[None, None, TimestampOffset | None]
 
 
 class Searched(Protocol):
-    """What a search needs of `log.Log`."""
+    """The part of `log.Log` that a search needs."""
 
     @property
     def native(self) -> Partition: ...
@@ -37,7 +37,7 @@ class Searched(Protocol):
     def end_offset(self) -> int: ...
 
     def io(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Call; errors of the disk become KafkaError."""
+        """Call; disk errors become KafkaError."""
 
 
 def finish(search: Search) -> TimestampOffset | None:
@@ -74,7 +74,7 @@ def seek(log: Searched, timestamp: int, bound: int) -> Search:
         if log.closed:
             raise KafkaError(NOT_LEADER_OR_FOLLOWER)
         moment = native.first_base_offset, native.generation
-        if moment != known:  # segments were deleted or cleaned: the others' numbers changed
+        if moment != known:  # segments were deleted or cleaned: the numbers of the others changed
             known, at, position = moment, 0, -1
     return None
 

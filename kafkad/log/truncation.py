@@ -32,7 +32,7 @@ COPIED_AT_A_TIME: Final = 64 << 20  # bytes
 
 
 class Truncated(Owner, Protocol):
-    """What truncation needs of `log.Log`."""
+    """The part of `log.Log` that truncation needs."""
 
     snapshot_offset: int  # of the newest producer snapshot
     producer_expiration_ms: int
@@ -41,7 +41,7 @@ class Truncated(Owner, Protocol):
     def flusher(self) -> Flusher: ...
 
     def io(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Call; errors of the disk become KafkaError."""
+        """Call; disk errors become KafkaError."""
 
     def half_done(
         self, what: str, error: OSError | ValueError, code: int = KAFKA_STORAGE_ERROR
@@ -49,7 +49,8 @@ class Truncated(Owner, Protocol):
 
 
 def truncate_to(log: Truncated, offset: int) -> None:
-    """Remove everything from the batch on that holds `offset`, which is below the end. Raises KafkaError."""
+    """Remove everything from the batch that holds `offset` on; `offset` is below the end. Raises
+    KafkaError."""
     native = log.native
     rows = native.segment_rows()
     whole = offset <= rows[0][0]
@@ -86,7 +87,8 @@ def truncate_to(log: Truncated, offset: int) -> None:
 
 
 def _end_cleaning(log: Truncated) -> None:
-    """What the cleaner has announced would bring back what is cut, at the next start. It finds out itself."""
+    """Cancel an announced exchange, which would bring the removed part back at the next start. The cleaner
+    notices."""
     if log.being_cleaned:
         for name in os.listdir(log.directory):
             if name.endswith(SWAP):
@@ -94,7 +96,7 @@ def _end_cleaning(log: Truncated) -> None:
 
 
 def _cut(log: Truncated, path: str, base: int, position: int, offset: int) -> None:
-    """The segment's bytes end at `position`; whoever has the file open and reads beyond it still may."""
+    """Cut the segment at `position`. Readers that have the file open may still read beyond it."""
     native = log.native
     may_be_sent = native.read_to_end or native.has_readers or offset < log.high_watermark
     if not may_be_sent:
@@ -109,13 +111,13 @@ def _cut(log: Truncated, path: str, base: int, position: int, offset: int) -> No
                 raise OSError(errno.EIO, f"{path} is shorter than {position} bytes")
             left -= copied
         if native.flushed_offset > base:
-            os.fdatasync(new.fileno())  # the new name may be on the disk before what was there already
+            os.fdatasync(new.fileno())  # the new name may reach the disk before the old data
     os.replace(fresh, path)
     native.read_to_end = False
 
 
 def start_at(log: Truncated, offset: int) -> None:
-    """Remove everything; the log goes on, empty, at `offset`. Raises KafkaError."""
+    """Remove everything; the log continues, empty, at `offset`. Raises KafkaError."""
     try:
         _end_cleaning(log)
         _remove_all(log, offset)
@@ -130,7 +132,7 @@ def start_at(log: Truncated, offset: int) -> None:
 
 
 def reload_producers(log: Truncated, end_offset: int) -> None:
-    """Rebuild the producers as of `end_offset`, from the newest good snapshot and the log above it."""
+    """Rebuild the producers at `end_offset`, from the newest good snapshot and the log after it."""
     producers = log.native.producers
     producers.clear()
     start = log.log_start_offset

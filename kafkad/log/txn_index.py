@@ -26,7 +26,7 @@ def encode_entry(txn: AbortedTxn) -> bytes:
 
 
 def read_txn_index(path: str) -> list[AbortedTxn]:
-    """Its whole entries; empty when there is no such file."""
+    """Return the complete entries; empty if there is no such file."""
     try:
         with open(path, "rb") as file:
             data = file.read()
@@ -37,5 +37,5 @@ def read_txn_index(path: str) -> list[AbortedTxn]:
 
 
 def write_txn_index(path: str, entries: list[AbortedTxn]) -> None:
-    """Whole or not at all: another worker may be reading it."""
+    """Replace the file atomically: another worker may be reading it."""
     write_file(path, b"".join(map(encode_entry, entries)), sync=False)

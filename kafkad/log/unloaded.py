@@ -18,7 +18,7 @@ class Unloaded:
 
     def __init__(self, directory: Directory, load: "Callable[[], Log | None]", trouble: Exception) -> None:
         self.directory = directory
-        self.loaded = False  # `log` is the result, None for a stray
+        self.loaded = False  # `log` is the result; None: a stray
         self.log: Log | None = None
         self.trouble: Exception | None = trouble  # of the last try, until it is taken
         self._load = load
@@ -26,7 +26,7 @@ class Unloaded:
         self._awaited: list[Callable[[], None]] = []
 
     def begin(self, scheduler: "Scheduler") -> None:
-        """Try in a thread, unless one try is under way."""
+        """Try in a thread, unless one is trying."""
         if self._under_way:
             return
         self._under_way = True
@@ -47,12 +47,12 @@ class Unloaded:
         scheduler.run_in_thread(lambda: found.append(self._load()), done)
 
     def take_trouble(self) -> Exception | None:
-        """What the last try raised; None if it was taken before, or no try has ended."""
+        """Return what the last try raised; None if it was taken before, or no try has ended."""
         trouble, self.trouble = self.trouble, None
         return trouble
 
     def when_at_rest(self, call: Callable[[], None]) -> None:
-        """Call `call` when no thread is busy with the directory, perhaps at once."""
+        """Call `call` when no thread uses the directory, perhaps at once."""
         if self._under_way:
             self._awaited.append(call)
         else:

@@ -20,7 +20,7 @@ from kafkad.metadata.replay import Delta
 
 
 class Delete(NamedTuple):
-    """A replica that is here no more: its topic was deleted, or a reassignment removed it."""
+    """A replica that is no longer here: its topic was deleted, or a reassignment removed it."""
 
     topic: str
     topic_id: bytes
@@ -33,7 +33,7 @@ class Local(NamedTuple):
     topic: Topic
     partition: int
     state: PartitionState
-    is_new: bool  # the replica: there is no data of it yet, in any directory
+    is_new: bool  # the replica: it has no data yet, in any directory
 
     def leads(self, broker_id: int) -> bool:
         return self.state.leader == broker_id
@@ -49,7 +49,8 @@ def of_image(image: MetadataImage, broker_id: int) -> Assignments:
 
 
 def of_delta(delta: Delta, old: MetadataImage | None, new: MetadataImage, broker_id: int) -> Assignments:
-    """What leads from `old` to `new`; deletions come first, since a name may come back under a new id."""
+    """Yield the changes from `old` to `new`; deletions come first, because a name may come back with a new
+    id."""
     for topic in delta.topics_deleted:
         for index in topic.partitions:
             yield Delete(topic.name, topic.topic_id, index)

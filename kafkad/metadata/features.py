@@ -18,10 +18,10 @@ KRAFT_VERSION: Final = "kraft.version"
 TRANSACTION_VERSION: Final = "transaction.version"
 ELIGIBLE_LEADER_REPLICAS_VERSION: Final = "eligible.leader.replicas.version"
 
-# levels of metadata.version from which on something holds (Kafka: MetadataVersion)
+# the first level of metadata.version with each property (Kafka: MetadataVersion)
 ZK_MIGRATION: Final = 8  # 3.4-IV0
 SCRAM: Final = 11  # 3.5-IV2
-NO_EPOCH_ON_SHRINK: Final = 12  # 3.6-IV0: an ISR that shrinks leaves the leader epoch as it is (KAFKA-15021)
+NO_EPOCH_ON_SHRINK: Final = 12  # 3.6-IV0: shrinking an ISR does not change the leader epoch (KAFKA-15021)
 TRANSACTIONS: Final = 13  # 3.6-IV1: metadata records may be grouped by Begin- and EndTransactionRecord
 DELEGATION_TOKENS: Final = 14  # 3.6-IV2
 CONTROLLER_REGISTRATION: Final = 15  # 3.7-IV0
@@ -31,8 +31,8 @@ CORDONED_LOG_DIRS: Final = 30  # 4.3-IV0
 
 
 class Feature(NamedTuple):
-    """Levels: the lowest and highest that a log may have, and the highest that is served, which is also the
-    one that a fresh cluster starts with."""
+    """Levels: the lowest and highest that a log may have, and the highest that is served, with which a fresh
+    cluster starts."""
 
     name: str
     lowest: int
@@ -53,30 +53,30 @@ BY_NAME: Final = {feature.name: feature for feature in SUPPORTED}
 
 
 def fresh_levels() -> dict[str, int]:
-    """What a fresh cluster finalizes: metadata.version first, the others by name. `kafka-storage format` also
-    finalizes what is not served here; it leaves a level of 0 out, too."""
+    """Return the levels that a fresh cluster finalizes: metadata.version first, the others by name.
+    `kafka-storage format` also finalizes levels that are not served here; it leaves out levels of 0, too."""
     others = sorted(f.name for f in SUPPORTED if f.served and f.name not in (METADATA_VERSION, KRAFT_VERSION))
     return {name: BY_NAME[name].served for name in [METADATA_VERSION, *others]}
 
 
 def advertised() -> list[Feature]:
-    """The features of which some level is served: `lowest` to `served`."""
+    """Return the features with a served level: `lowest` to `served`."""
     return [feature for feature in SUPPORTED if feature.served]
 
 
 def finalized(levels: dict[str, int]) -> dict[str, int]:
-    """Of finalized levels those that are served; a higher one counts as the highest that is."""
+    """Return the finalized levels as served; a higher one counts as the highest served one."""
     served = {name: min(level, BY_NAME[name].served) for name, level in levels.items() if name in BY_NAME}
     return {name: level for name, level in served.items() if level > 0}
 
 
 def level(levels: dict[str, int], name: str) -> int:
-    """The finalized level of a feature as it is served; 0 where there is none."""
+    """Return the finalized level of a feature as served; 0 if there is none."""
     return finalized(levels).get(name, 0)
 
 
 def unsupported(levels: dict[str, int]) -> str | None:
-    """One sentence about the first finalized level that this broker cannot do, or None."""
+    """Return an error message about the first finalized level that this broker does not support, or None."""
     for name, level in levels.items():
         feature = BY_NAME.get(name)
         lowest, highest = (feature.lowest, feature.highest) if feature is not None else (0, 0)

@@ -48,7 +48,7 @@ class Endpoint(NamedTuple):
 
 
 class BrokerRegistration(NamedTuple):
-    """One broker as it last registered; `epoch` is the offset that its registration was given."""
+    """One broker as it last registered; `epoch` is the offset of its registration."""
 
     broker_id: int
     epoch: int
@@ -68,13 +68,14 @@ class BrokerRegistration(NamedTuple):
 
     @property
     def placeable(self) -> bool:
-        """May new replicas be put here: is there a directory that is not cordoned (KIP-1066)?"""
+        """Whether new replicas may be placed here: there is a directory that is not cordoned (KIP-1066)."""
         if not self.directories or not self.cordoned_directories:
             return True
         return not set(self.directories) <= set(self.cordoned_directories)
 
     def has_online(self, directory: bytes) -> bool:
-        """Kafka: DirectoryId.isOnline. Without a list of directories (before KIP-858) all count as online."""
+        """Return as Kafka's DirectoryId.isOnline. Without a list of directories (before KIP-858) all are
+        online."""
         if directory in (DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED):
             return True
         if directory == DIRECTORY_LOST:
@@ -91,7 +92,7 @@ class ControllerRegistration(NamedTuple):
 
 
 class PartitionState(NamedTuple):
-    """One partition; `directories[i]` holds the replica on broker `replicas[i]`."""
+    """One partition; `directories[i]` has the replica on broker `replicas[i]`."""
 
     leader: int
     leader_epoch: int
@@ -110,7 +111,7 @@ class PartitionState(NamedTuple):
 
 
 class Topic:
-    """A topic and its partitions, by index. Not changed once it stands in an image."""
+    """A topic and its partitions, by index. Never changed once it is in an image."""
 
     __slots__ = ("name", "partitions", "topic_id")
 
@@ -165,7 +166,7 @@ class MetadataImage:
         self.offset = -1
         self.epoch = -1
         self.timestamp_ms = -1  # append time of the last batch
-        self.kraft_version = 0  # of the quorum that wrote the log; not one of `features`
+        self.kraft_version = 0  # of the quorum that wrote the log; it is not in `features`
         self.features: dict[str, int] = {}
         self.brokers: dict[int, BrokerRegistration] = {}
         self.controllers: dict[int, ControllerRegistration] = {}
@@ -177,10 +178,10 @@ class MetadataImage:
         self.scram_credentials: dict[tuple[int, str], Any] = {}
         self.delegation_tokens: dict[str, Any] = {}
         self.unknown: dict[int, UnknownRecord] = {}  # by order of arrival
-        self.next_producer_id = -1  # -1: no block was given out yet
+        self.next_producer_id = -1  # -1: no block was allocated yet
 
     def copy(self) -> "MetadataImage":
-        """A new image that shares all parts with this one."""
+        """Return a new image that shares all parts with this one."""
         image = MetadataImage.__new__(MetadataImage)
         for name in MetadataImage.__slots__:
             setattr(image, name, getattr(self, name))
@@ -188,7 +189,7 @@ class MetadataImage:
 
     @property
     def metadata_version(self) -> int:
-        """The finalized level of metadata.version; 0 before there is one."""
+        """The finalized level of metadata.version; 0 if there is none yet."""
         return self.features.get(METADATA_VERSION, 0)
 
     @property
@@ -196,8 +197,8 @@ class MetadataImage:
         return self.features.get(ELIGIBLE_LEADER_REPLICAS_VERSION, 0) >= 1
 
     def pack_topics(self) -> bytes:
-        """All topics, for `unpack_topics` of another process of this broker. Thousands of partitions share a
-        few states: records, of which each is encoded and decoded by itself, take 50 times as long."""
+        """Encode all topics for `unpack_topics` in another process of this broker. Thousands of partitions
+        share a few states; records, which are encoded and decoded one by one, take 50 times as long."""
         numbers: dict[PartitionState, int] = {}
         topics = [
             (
@@ -211,7 +212,7 @@ class MetadataImage:
         return marshal.dumps((list(map(tuple, numbers)), topics))
 
     def unpack_topics(self, packed: bytes | memoryview) -> None:
-        """Into a new image that nobody else has seen."""
+        """Fill a new image that is not shared yet."""
         states, topics = marshal.loads(packed)
         states = list(map(PartitionState._make, states))
         self.topics = {
@@ -221,8 +222,8 @@ class MetadataImage:
         self.topics_by_id = {topic.topic_id: topic for topic in self.topics.values()}
 
     def records(self, *, topics: bool = True) -> Iterator[Any]:
-        """The records from which this image can be rebuilt, in the order of Kafka's snapshots; without
-        `topics` those that are no topic's or partition's."""
+        """Yield the records from which this image can be rebuilt, in the order of Kafka's snapshots; without
+        `topics`, no records of topics and partitions."""
         level = self.metadata_version
         if level:
             yield messages.FeatureLevelRecord(name=METADATA_VERSION, feature_level=level)
@@ -306,7 +307,7 @@ def partition_record(topic_id: bytes, index: int, state: PartitionState) -> Any:
         leader_epoch=state.leader_epoch,
         partition_epoch=state.partition_epoch,
         directories=list(state.directories),
-        # tagged fields: written only when there is something in them, as Kafka does
+        # tagged fields: written only if not empty, as in Kafka
         eligible_leader_replicas=list(state.elr) or None,
         last_known_elr=list(state.last_known_elr) or None,
     )

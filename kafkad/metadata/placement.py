@@ -23,7 +23,8 @@ class UsableBroker(NamedTuple):
 def place(
     brokers: Iterable[UsableBroker], partition_count: int, replication_factor: int, random: Any
 ) -> list[list[int]]:
-    """Replicas for each of `partition_count` partitions. Raises KafkaError(INVALID_REPLICATION_FACTOR)."""
+    """Return the replicas for each of `partition_count` partitions. Raises
+    KafkaError(INVALID_REPLICATION_FACTOR)."""
     usable = list(brokers)
     if replication_factor <= 0:
         raise KafkaError(
@@ -82,7 +83,7 @@ class _Racks:
 
     def place(self, replication_factor: int) -> list[int]:
         if self.round == self.up_count and self.up_count > 1:
-            self._shuffle()  # every assignment of this order was given out
+            self._shuffle()  # every assignment of this order was used
         self.start %= len(self.racks)
         order = self.racks[self.start :] + self.racks[: self.start]
         replicas: list[int] = []
@@ -93,11 +94,11 @@ class _Racks:
                 replicas.append(leader)
                 leader_rack = position
                 break
-        assert leader_rack is not None  # there is a broker that is up: place() has checked it
+        assert leader_rack is not None  # there is an active broker: place() has checked it
         position = 0
         while len(replicas) < replication_factor:
             if position == leader_rack:
-                leader_rack = None  # this rack has had its turn in the first lap
+                leader_rack = None  # this rack had its turn in the first lap
             else:
                 up, fenced = order[position % len(order)]
                 found = up.next(self.round)

@@ -33,14 +33,14 @@ CLASSES: Final[dict[int, Any]] = {
 
 @dataclass(slots=True, frozen=True)
 class UnknownRecord:
-    """A record of a type that is not known here, as it stands in the batch (frame and all)."""
+    """A record of an unknown type, with the bytes of the batch (including the frame)."""
 
     kind: int
     value: bytes
 
 
 class PartitionLike(NamedTuple):
-    """A PartitionRecord that differs from another in these two fields only."""
+    """A PartitionRecord that differs from another one only in these two fields."""
 
     topic_id: bytes
     partition_id: int
@@ -48,14 +48,14 @@ class PartitionLike(NamedTuple):
 
 
 class Decoder:
-    """`decode_record` for the records of a whole log or snapshot. Most of its partitions differ in index and
-    topic alone, which stand at the front: what comes behind is decoded once."""
+    """`decode_record` for the records of a whole log or snapshot. Most of its partitions differ only in index
+    and topic, which are at the front: the rest is decoded once."""
 
     def __init__(self) -> None:
-        self._partitions: dict[bytes, Any] = {}  # by version and what stands behind the topic id
+        self._partitions: dict[bytes, Any] = {}  # by version and the bytes after the topic id
 
     def decode(self, value: bytes) -> Any:
-        """Raises Malformed."""
+        """Decode a record. Raises Malformed."""
         if not value.startswith(_PARTITION):
             return decode_record(value)
         kind = value[2:3] + value[_PARTITION_REST:]
@@ -73,7 +73,7 @@ _PARTITION_REST: Final = 3 + _PARTITION_HEAD.size
 
 
 def encode_record(record: Any, metadata_version: int) -> bytes:
-    """The value of one metadata record, in the version that `metadata_version` asks for."""
+    """Return the value of a metadata record, in the version for `metadata_version`."""
     if type(record) is UnknownRecord:
         return record.value
     if type(record) is PartitionLike:
@@ -85,7 +85,8 @@ def encode_record(record: Any, metadata_version: int) -> bytes:
 
 
 def decode_record(value: bytes | memoryview) -> Any:
-    """One metadata record: a message of kafkad.protocol.messages, or an UnknownRecord. Raises Malformed."""
+    """Return a metadata record: a message of kafkad.protocol.messages, or an UnknownRecord. Raises
+    Malformed."""
     frame, position = _read_uvarint(value, 0)
     if frame != FRAME_VERSION:
         raise Malformed(f"metadata record with frame version {frame}; only {FRAME_VERSION} is known")
@@ -103,8 +104,7 @@ def decode_record(value: bytes | memoryview) -> Any:
 
 
 def record_version(record: Any, metadata_version: int) -> int:
-    """The version in which `record` is written under a finalized metadata.version (Kafka:
-    MetadataVersion)."""
+    """Return the version of `record` under a finalized metadata.version (Kafka: MetadataVersion)."""
     chooser = _VERSIONS.get(type(record))
     return chooser(record, metadata_version) if chooser is not None else 0
 
@@ -124,7 +124,7 @@ def _partition(_: Any, level: int) -> int:
 
 
 def _registration_change(record: Any, _: int) -> int:
-    """The lowest version that can say it, whatever the level: what Kafka's controller writes."""
+    """Return the lowest version that can express it, whatever the level, as Kafka's controller does."""
     if record.cordoned_log_dirs is not None:
         return 3
     if record.log_dirs:
@@ -151,7 +151,7 @@ def _uvarint(number: int) -> bytes:
 
 
 def _read_uvarint(buffer: bytes | memoryview, position: int) -> tuple[int, int]:
-    """(number, next position); at most three bytes, since Kafka's fields here are int16."""
+    """Return (number, next position); at most three bytes, because Kafka's fields here are int16."""
     number = 0
     for shift in (0, 7, 14):
         if position >= len(buffer):

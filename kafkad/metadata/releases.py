@@ -23,7 +23,7 @@ FROM: Final = {ELIGIBLE_LEADER_REPLICAS_VERSION: LEVELS["4.1-IV0"], TRANSACTION_
 
 
 def metadata_level(release: str) -> int:
-    """The level of 4.3, 4.3.1 or 4.3-IV0. Raises ValueError."""
+    """Return the level of 4.3, 4.3.1 or 4.3-IV0. Raises ValueError."""
     major_minor = ".".join(release.split(".")[:2])
     level = LEVELS.get(release) or LEVELS_OF_RELEASES.get(major_minor)
     if level is None:
@@ -37,6 +37,6 @@ def name_of(level: int) -> str:
 
 
 def default_levels(level: int) -> dict[str, int]:
-    """What a fresh cluster of this metadata.version finalizes, of what is served here."""
+    """Return the levels that a fresh cluster of this metadata.version finalizes, of those served here."""
     others = {name: BY_NAME[name].served for name, since in sorted(FROM.items()) if level >= since}
     return {METADATA_VERSION: level, **others}

@@ -38,7 +38,7 @@ NO_LEADER_CHANGE: Final = -2
 
 
 class ReplayError(Malformed):
-    """A metadata record that cannot follow the image it meets."""
+    """A metadata record that contradicts the image."""
 
 
 class Superfluous(ReplayError):
@@ -46,7 +46,7 @@ class Superfluous(ReplayError):
 
 
 class Delta:
-    """What one `apply` changed. Names of topics are those of the new image, Topics those of the old."""
+    """The changes of one `apply`. Topic names are those of the new image, Topics those of the old one."""
 
     __slots__ = (
         "acls_changed",
@@ -65,7 +65,7 @@ class Delta:
         self.topics_created: set[str] = set()
         self.topics_changed: set[str] = set()  # created, or with a partition added or changed
         self.topics_deleted: list[Topic] = []  # as they were
-        self.partitions_changed: dict[bytes, set[int]] = {}  # of these topics, by id; with those created
+        self.partitions_changed: dict[bytes, set[int]] = {}  # of these topics, by id; including created ones
         self.configs_changed: set[Config] = set()  # (resource type, name)
         self.brokers_changed: set[int] = set()
         self.features_changed: bool = False
@@ -85,21 +85,21 @@ class Replay:
     """The way from one image to the next. `finish` may be called once."""
 
     def __init__(self, base: MetadataImage, left_out: Callable[[ReplayError], None] | None = None) -> None:
-        """`left_out` is called with what is left out of records that are applied without it."""
+        """`left_out` is called with the parts of records that are skipped."""
         self._image = base.copy()
         self._left_out = left_out
-        self._own: set[str] = set()  # parts of the image that are ours to change
+        self._own: set[str] = set()  # parts of the image that this replay may change
         self._own_topics: set[bytes] = set()
         self._own_configs: set[Config] = set()
         self._shared: dict[
             Any, Any
-        ] = {}  # equal tuples are kept once: 10,000 partitions name the same replicas
-        self._states: dict[PartitionState, PartitionState] = {}  # the same of partitions
-        self._copied: dict[int, tuple[Any, PartitionState]] = {}  # by the id of a record that others are like
+        ] = {}  # equal tuples are stored once: 10,000 partitions have the same replicas
+        self._states: dict[PartitionState, PartitionState] = {}  # the same for partition states
+        self._copied: dict[int, tuple[Any, PartitionState]] = {}  # by the id of a record that others resemble
         self._delta = Delta()
 
     def apply(self, record: Any) -> None:
-        """Take in one record. Raises ReplayError."""
+        """Apply one record. Raises ReplayError."""
         _HANDLERS[type(record)](self, record)
 
     def finish(self, offset: int, epoch: int, timestamp_ms: int) -> tuple[MetadataImage, Delta]:
@@ -113,7 +113,7 @@ class Replay:
         return image, delta
 
     def _part(self, name: str) -> Any:
-        """A part of the image that may be written into."""
+        """Return a part of the image that may be changed."""
         part = getattr(self._image, name)
         if name not in self._own:
             part = part.copy()
@@ -221,7 +221,7 @@ class Replay:
         self._delta.partitions_changed.setdefault(topic.topic_id, set())
 
     def _changed(self, topic_id: bytes, index: int) -> dict[int, PartitionState]:
-        """The partitions of a topic, of which `index` is about to change."""
+        """Return the partitions of a topic, of which `index` is about to change."""
         topic = self._topic_to_change(topic_id)
         self._delta.partitions_changed[topic_id].add(index)
         return topic.partitions
@@ -280,7 +280,8 @@ class Replay:
         return self._states.setdefault(state, state)
 
     def _partition_change(self, record: Any) -> None:
-        """Kafka: PartitionRegistration.merge. A leader named, even the same, raises the leader epoch."""
+        """Apply as Kafka's PartitionRegistration.merge. A record with a leader, even the same, raises the
+        leader epoch."""
         known = self._image.topics_by_id.get(record.topic_id)
         if known is None:
             raise Superfluous(
@@ -316,7 +317,7 @@ class Replay:
         known = self._share(directories)
         if all(
             directory == DIRECTORY_MIGRATING for directory in known
-        ):  # also when there are none (before KIP-858)
+        ):  # also if there are none (before KIP-858)
             return self._share(DIRECTORY_MIGRATING for _ in replicas)
         if len(known) != len(replicas):
             trouble = ReplayError(
@@ -366,7 +367,7 @@ class Replay:
             )
         self._image.next_producer_id = record.next_producer_id
 
-    # -- kept for others -----------------------------------------------------------------------------------
+    # -- parts that this broker does not use ---------------------------------------------------------------
 
     def _client_quota(self, record: Any) -> None:
         # a null name is the default entity, which is not the one with the empty name
@@ -460,18 +461,18 @@ _HANDLERS: Final[dict[Any, Callable[[Replay, Any], None]]] = {
 class Loader:
     """Images along a log: `feed` takes the records of one batch after the other.
 
-    A batch may end inside a metadata transaction; its records then wait, and `image` stays where it was,
-    while `in_transaction` tells that no snapshot may be taken here.
+    A batch may end inside a metadata transaction. Its records then wait, and `image` stays unchanged;
+    `in_transaction` shows that no snapshot may be taken now.
     """
 
     def __init__(self, image: MetadataImage, left_out: Callable[[ReplayError], None] | None = None) -> None:
-        """`left_out` is called with each trouble that is Superfluous; None: it is raised."""
+        """`left_out` is called with each Superfluous error; None: it is raised."""
         self._base = image
         self.left_out = left_out
         self._replay: Replay | None = None
         self._waiting: list[Any] | None = None  # records of the open transaction
         self._kept: list[Any] | None = None  # `_waiting` as of the last finish
-        self.taken: list[Any] | None = None  # what the next image has of records; None: nobody asks
+        self.taken: list[Any] | None = None  # the records of the next image; None: not collected
         self._offset, self._epoch, self._timestamp_ms = image.offset, image.epoch, image.timestamp_ms
 
     @property
@@ -479,7 +480,7 @@ class Loader:
         return self._waiting is not None
 
     def feed(self, records: Iterable[Any], *, last_offset: int, epoch: int, timestamp_ms: int) -> None:
-        """One batch, whose last record has `last_offset`. Raises ReplayError."""
+        """Apply one batch, whose last record has `last_offset`. Raises ReplayError."""
         for record in records:
             self._feed_one(record)
         self.skip(last_offset=last_offset, epoch=epoch, timestamp_ms=timestamp_ms)
@@ -487,7 +488,7 @@ class Loader:
     def feed_steps(
         self, records: Sequence[Any], step: int, *, last_offset: int, epoch: int, timestamp_ms: int
     ) -> Iterator[None]:
-        """`feed`, so many records a step."""
+        """Do `feed`, with this many records per step."""
         for first in range(0, len(records), step):
             for record in records[first : first + step]:
                 self._feed_one(record)
@@ -524,7 +525,7 @@ class Loader:
             self._take(record)
 
     def skip(self, *, last_offset: int, epoch: int, timestamp_ms: int) -> None:
-        """A batch without metadata records: control records of the quorum."""
+        """Skip a batch without metadata records: control records of the quorum."""
         self._offset, self._epoch, self._timestamp_ms = last_offset, epoch, timestamp_ms
 
     def _take(self, record: Any) -> None:
@@ -535,7 +536,8 @@ class Loader:
             self.taken.append(record)
 
     def finish(self) -> tuple[MetadataImage, Delta]:
-        """The image of all that was fed and is not waiting, and what changed since the last `finish`."""
+        """Return the image of everything that was fed and is not waiting, and the changes since the last
+        `finish`."""
         replay = self._replay or Replay(self._base)
         self._replay = None
         self._kept = None if self._waiting is None else list(self._waiting)
@@ -543,7 +545,7 @@ class Loader:
         return self._base, delta
 
     def forget(self) -> None:
-        """Back to the last `finish`: what was fed since is not to be."""
+        """Go back to the last `finish`: drop everything that was fed since."""
         self._replay = None
         self._waiting = None if self._kept is None else list(self._kept)
         image = self._base
@@ -558,7 +560,7 @@ def applied(
     epoch: int | None = None,
     timestamp_ms: int = -1,
 ) -> tuple[MetadataImage, Delta]:
-    """The image after `records`, and what changed. Raises ReplayError where they cannot follow `image`."""
+    """Return the image after `records`, and the changes. Raises ReplayError if they contradict `image`."""
     replay = Replay(image)
     for record in records:
         replay.apply(record)

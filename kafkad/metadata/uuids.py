@@ -13,7 +13,7 @@ def uuid_text(value: bytes) -> str:
 
 
 def uuid_bytes(text: str) -> bytes:
-    """Raises ValueError."""
+    """Parse a uuid. Raises ValueError."""
     value = base64.urlsafe_b64decode(text + "==")
     if len(value) != 16:
         raise ValueError(f"{text!r} is not a uuid")
@@ -21,8 +21,8 @@ def uuid_bytes(text: str) -> bytes:
 
 
 def random_uuid(random: Any) -> bytes:
-    """A version 4 uuid. Kafka: never one whose text begins with a dash, since tools would take it for an
-    option."""
+    """Return a version 4 uuid. As in Kafka, its text never begins with a dash, because tools would take it
+    for an option."""
     while True:
         value = bytearray(random.randbytes(16))
         value[6] = value[6] & 0x0F | 0x40

@@ -28,7 +28,8 @@ MESSAGES: Final = {
 
 
 class Whole(NamedTuple):
-    """`field` of the request names the resource; "": it is the cluster. `or_else`: this will do, too."""
+    """`field` of the request names the resource; "": the cluster. `or_else`: a right that is sufficient,
+    too."""
 
     operation: Operation
     kind: Kind
@@ -38,7 +39,7 @@ class Whole(NamedTuple):
 
 class Each(NamedTuple):
     """`name`: of an element of `array`; "": the elements are the names. `response`: the array of the answers,
-    where it has another name."""
+    if its name differs."""
 
     operation: Operation
     kind: Kind
@@ -61,7 +62,7 @@ _READ, _WRITE, _DELETE = Operation.READ, Operation.WRITE, Operation.DELETE
 _ALTER, _DESCRIBE = Operation.ALTER, Operation.DESCRIBE
 _GROUP = Whole(_READ, Kind.GROUP, "group_id")
 _TRANSACTION = Whole(_WRITE, Kind.TRANSACTIONAL_ID, "transactional_id")
-OPEN: Final = Access()  # to everybody: what it tells is no secret, or it is how a client says who it is
+OPEN: Final = Access()  # no right required: it reveals nothing secret, or is part of authentication
 
 ACCESS: Final[dict[int, Access]] = {
     2: Access(each=Each(_DESCRIBE, Kind.TOPIC, "topics", "name")),  # ListOffsets

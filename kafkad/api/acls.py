@@ -19,7 +19,7 @@ Steps = Generator[None, None, Any]
 
 
 def describe_acls(services: Services, context: RequestContext, request: Any) -> Steps:
-    """The ACLs that a filter finds, by resource."""
+    """Return the ACLs that match a filter, by resource."""
     yield from _check([request], "resource_type_filter", "pattern_type_filter")
     answer = messages.DescribeAclsResponse
     if services.authorizer is None:
@@ -75,7 +75,7 @@ def delete_acls(services: Services, context: RequestContext, request: Any) -> St
 
 
 def _check(elements: Iterable[Any], *names: str) -> Steps:
-    """Raises Meaningless."""
+    """Check the enumerated fields. Raises Meaningless."""
     names = (*names, "operation", "permission_type")
     for element in elements:
         if not all(getattr(element, name) for name in names):

@@ -41,7 +41,7 @@ def describe_cluster(services: Services, context: RequestContext, request: Any) 
                 )
             )
             if not broker.fenced and (response.controller_id < 0 or broker.broker_id == us):
-                response.controller_id = broker.broker_id  # best this one, which lives; each passes them on
+                response.controller_id = broker.broker_id  # preferably this one: it is alive
     if request.include_cluster_authorized_operations:
         response.cluster_authorized_operations = CLUSTER_OPERATIONS
     return response

@@ -62,7 +62,7 @@ from kafkad.protocol.errors import (
     KafkaError,
 )
 
-# where a value comes from: DescribeConfigsResponse.ConfigSource
+# the source of a value: DescribeConfigsResponse.ConfigSource
 TOPIC_CONFIG: Final = 1
 DYNAMIC_BROKER_CONFIG: Final = 2
 DYNAMIC_DEFAULT_BROKER_CONFIG: Final = 3
@@ -86,7 +86,7 @@ TYPES: Final = {
 }
 
 HOST_LIMITS: Final = "max.connections.per.ip.overrides"
-LOOKUP_TIMEOUT_S: Final = 10.0  # of a host's addresses
+LOOKUP_TIMEOUT_S: Final = 10.0  # for a host's addresses
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 
 Synonym = tuple[str, str | None, int]  # key, value, source
@@ -102,8 +102,8 @@ class Resource(NamedTuple):
 
 
 def describe_configs(services: Services, context: RequestContext, request: Any) -> Any:
-    """Topics that have the same values of their own, as most have none, share their entries; so does a
-    resource that is named again and again."""
+    """Describe resources. Topics with equal values of their own (most have none) share their entries; so does
+    a resource that is named repeatedly."""
     image, config = services.metadata.image, services.config
     shared: dict[Any, list[Any]] = {}
     results = []
@@ -149,7 +149,7 @@ def describe_configs(services: Services, context: RequestContext, request: Any) 
 def describe(
     image: MetadataImage, config: BrokerConfig, kind: int, name: str, only: Collection[str] | None = None
 ) -> list[Any]:
-    """The entries of one resource, all of them or `only` those. Raises KafkaError."""
+    """Return the entries of one resource, all of them or `only` those. Raises KafkaError."""
     wanted: Callable[[str], bool] = (lambda key: True) if not only else set(only).__contains__
     own = image.configs.get((kind, name), {})
     if kind == TOPIC:
@@ -194,7 +194,7 @@ def _describe_keys(
     source: int,
     wanted: Callable[[str], bool],
 ) -> list[Any]:
-    """The entries of a topic, a group or a subscription, whose own values lie over the broker's."""
+    """Return the entries of a topic, a group or a subscription, whose own values override the broker's."""
     entries = []
     for name, key in keys.items():
         if not wanted(name) or (key.internal and name not in own):
@@ -233,7 +233,7 @@ def _broker_entry(config: BrokerConfig, name: str, text: str | None, per_broker:
 
 
 def _broker_synonyms(config: BrokerConfig, name: str) -> list[Synonym]:
-    """Where the value of a broker's key may come from, the first being where it does."""
+    """Return the possible sources of a broker key's value; the first one is in effect."""
     base = base_key(name)
     names = SYNONYMS.get(name, (name,) if base == name else (name, base))
     defaults = {
@@ -356,8 +356,8 @@ def incremental_alter_configs(services: Services, context: RequestContext, reque
 
 
 async def refuse_unknown_hosts(resources: list[Resource], errors: dict[int, KafkaError]) -> None:
-    """Adds to `errors` the resources that limit the connections of a host without an address: what is
-    committed was validated whole before. Kafka commits it, and logs an error when it applies it. The
+    """Add to `errors` the resources that limit the connections of a host without an address, because
+    committed values must be valid. (Kafka commits the value, and logs an error when it applies it.) The
     look-up runs in a thread."""
     for place, resource in enumerate(resources):
         if place in errors or resource.kind != BROKER:
@@ -376,7 +376,7 @@ async def _lookup_trouble(host: str) -> str | None:
         await asyncio.wait_for(asyncio.to_thread(addresses_of, host), LOOKUP_TIMEOUT_S)
     except TimeoutError:
         return f"no answer after {LOOKUP_TIMEOUT_S} s"
-    except (OSError, RuntimeError) as trouble:  # RuntimeError: no thread could be made
+    except (OSError, RuntimeError) as trouble:  # RuntimeError: no thread could be started
         return str(trouble)
     return None
 
@@ -388,8 +388,8 @@ async def _written(
     errors: dict[int, KafkaError],
     response: Any,
 ) -> Any:
-    """Have the controller judge and write `changes`. `response` has the answers of `resources` in their
-    order, with the `errors` found so far; further ones are put in. Returns it, or steps that do."""
+    """Let the controller check and write `changes`. `response` has the answers for `resources` in their
+    order, with the `errors` found so far; further ones are added. Return it, or steps that do."""
     unknown = dict(errors)
     await refuse_unknown_hosts(resources, unknown)
     for place in unknown.keys() - errors.keys():
@@ -399,15 +399,15 @@ async def _written(
         return response
     try:
         outcome = write()
-        if inspect.isawaitable(outcome):  # its steps, or the disk
+        if inspect.isawaitable(outcome):  # steps, or a wait for the disk
             outcome = await outcome
-    except KafkaError as error:  # nothing of it was written, or what was is not on the disk
+    except KafkaError as error:  # nothing was written, or it is not on disk
         outcome = dict.fromkeys(changes, error)
     return _refused_of(response, outcome) if any(outcome.values()) else response
 
 
 def _refused_of(response: Any, outcome: Mapping[Any, KafkaError | None]) -> Steps:
-    """The response with what the controller refused."""
+    """Return the response with the controller's errors."""
     for answer in response.responses:
         refused = outcome.get((answer.resource_type, answer.resource_name))
         if refused and answer.error_code == NONE and answer.resource_type != BROKER_LOGGER:
@@ -445,9 +445,9 @@ def refusals(
     tls: Any = None,
     is_controller: bool = False,
 ) -> Generator[None, None, dict[int, KafkaError]]:
-    """What is wrong with a request before the controller sees it, by the place of the resource. `replacing`
-    is AlterConfigs, whose values take the place of all that are there; it cannot set log levels. `tls`
-    (TlsListeners) judges new certificates. A controller leaves the values of brokers to them."""
+    """Return the errors in a request before the controller sees it, by the place of the resource.
+    `replacing`: an AlterConfigs, whose values replace all existing ones; it cannot set log levels. `tls`
+    (TlsListeners) checks new certificates. A controller leaves checking broker values to the brokers."""
     errors = {}
     names = [(resource.kind, resource.name) for resource in resources]
     yield
@@ -470,7 +470,7 @@ def refusals(
             elif resource.kind not in (TOPIC, GROUP):
                 raise KafkaError(INVALID_REQUEST, f"Unknown resource type {resource.kind}")
         except KafkaError as error:
-            errors[place] = error.with_traceback(None)  # else it keeps all that the frames hold
+            errors[place] = error.with_traceback(None)  # it would keep its frames alive
     return errors
 
 
@@ -494,7 +494,7 @@ def _check_operations(resource: Resource) -> None:
 def _check_broker(
     image: MetadataImage, config: BrokerConfig, resource: Resource, before: Mapping[str, str], tls: Any
 ) -> None:
-    """A broker judges its own values, and those for all brokers, since only it knows its file."""
+    """Check a broker's own values, and those for all brokers: only the broker knows its file."""
     name = resource.name
     if name:
         _check_broker_id(config, name, f"{config.node_id},", "Node id")
@@ -515,14 +515,14 @@ def _check_broker(
 def _check_subscription(resource: Resource, before: Mapping[str, str]) -> None:
     if not resource.name:
         raise KafkaError(INVALID_REQUEST, "Subscription name can't be empty")
-    changes = apply_operations(before, resource.operations, {})  # Kafka takes none of its keys for a list
+    changes = apply_operations(before, resource.operations, {})  # Kafka treats none of its keys as a list
     after = changed(before, changes)
     validate_client_metrics_configs(after)
     warn_ignored("client metrics", after, CLIENT_METRICS_KEYS)
 
 
 def _check_loggers(config: BrokerConfig, resource: Resource) -> None:
-    """Rules: RuntimeLoggerManager."""
+    """Check as RuntimeLoggerManager does."""
     if not _INTEGER.fullmatch(resource.name):
         raise KafkaError(INVALID_REQUEST, f"Node id must be an integer, but it is: {resource.name}")
     if int(resource.name) != config.node_id:

@@ -25,7 +25,7 @@ TRANSACTION_TOPIC = "__transaction_state"
 SEVERAL_KEYS_FROM = 4
 
 MESSAGES = {
-    errors.NONE: "NONE",  # Kafka's own word for it
+    errors.NONE: "NONE",  # Kafka's own text
     errors.COORDINATOR_NOT_AVAILABLE: "The coordinator is not available.",
     errors.INVALID_REQUEST: "This broker has no coordinator of that type.",
 }
@@ -41,7 +41,7 @@ class Coordinator(NamedTuple):
 
 
 def find_coordinator(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
-    """FindCoordinatorResponse, or an awaitable of one if the topic has to be made first."""
+    """Return FindCoordinatorResponse, or an awaitable of it if the topic must be created first."""
     asked = request.coordinator_keys if context.version >= SEVERAL_KEYS_FROM else [request.key]
     topic = _topic_of(services, request.key_type)
     if asked and topic is not None and topic not in services.metadata.image.topics:
@@ -53,7 +53,7 @@ def find_coordinator(services: Services, context: RequestContext, request: Any) 
 
 
 def _topic_of(services: Services, key_type: int) -> str | None:
-    """Whose leaders coordinate what has keys of this type."""
+    """Return the topic whose leaders coordinate keys of this type."""
     if key_type == TRANSACTION and services.transactions is not None:
         return TRANSACTION_TOPIC
     return OFFSETS_TOPIC if key_type == GROUP else None

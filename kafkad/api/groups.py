@@ -21,14 +21,14 @@ from typing import Any
 from kafkad.api.context import RequestContext, Services
 from kafkad.protocol import errors, messages
 
-# AclOperation codes that a group knows: read, delete, describe, describe configs, alter configs
+# AclOperation codes of a group: read, delete, describe, describe configs, alter configs
 GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8, 10, 11))
-AT_ONCE = 64  # elements of one step
+AT_ONCE = 64  # elements per step
 SEVERAL_LEAVE_FROM = 3  # LeaveGroup
 
 
 def response_of(start: Callable[[Callable[[Any], None]], object]) -> Any:
-    """What `start(reply)` replies with: itself if that came at once, else a future of it."""
+    """Return the reply of `start(reply)`: itself if it came at once, otherwise a future of it."""
     at_once: list[Any] = []
     future: asyncio.Future[Any] | None = None
 
@@ -112,7 +112,7 @@ def _left(
 
 def describe_groups(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
     response = messages.DescribeGroupsResponse()
-    known: dict[str, Any] = {}  # a group that is named again and again is described once
+    known: dict[str, Any] = {}  # a group that is named repeatedly is described once
     for group_id in request.groups:
         described = known.get(group_id)
         if described is None:

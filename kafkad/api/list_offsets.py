@@ -25,18 +25,18 @@ EARLIEST_PENDING_UPLOAD = -6
 
 IN_ROWS = frozenset({LATEST, EARLIEST, EARLIEST_LOCAL, LAST_TIERED, EARLIEST_PENDING_UPLOAD})
 
-LOOKED_AT = 64  # partitions of one step
+LOOKED_AT = 64  # partitions per step
 LEADER_EPOCH_SINCE = 4
 OFFSET_NOT_AVAILABLE_SINCE = 5
 CONSUMER = -1
 DEBUGGING_CONSUMER = -2
 
-# which version first knows a special timestamp; older requests are refused (UNSUPPORTED_VERSION)
+# the first version with each special timestamp; older requests are refused (UNSUPPORTED_VERSION)
 SPECIAL_SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LAST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 
 def list_offsets(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
-    """In steps: a look-up by time unpacks what stands in its batch before its record."""
+    """Answer in steps: a look-up by time decompresses the batch up to its record."""
     response = messages.ListOffsetsResponse()
     wanted, duplicates = yield from each_once(request.topics)
     for name, partitions in wanted.items():
@@ -62,7 +62,7 @@ def list_offsets(services: Services, context: RequestContext, request: Any) -> G
 def each_once(
     topics: Any,
 ) -> Generator[None, None, tuple[dict[str, dict[int, Any]], set[tuple[str, int]]]]:
-    """In steps: topic -> partition index -> what is asked of it, and the partitions that are named twice, of
+    """Return, in steps, topic -> partition index -> its element, and the partitions that are named twice, of
     which the last counts. A topic without partitions is left out, as in Kafka's answers."""
     found: dict[str, dict[int, Any]] = {}
     twice: set[tuple[str, int]] = set()
@@ -82,7 +82,8 @@ def each_once(
 
 
 def in_rows(services: Services, request: Any) -> Generator[None, None, bool]:
-    """In steps: whether this worker can answer all of it, by its own partitions and the rows of others'."""
+    """Return, in steps, whether this worker can answer everything from its own partitions and the rows of
+    others."""
     partitions = services.partitions
     count = 0
     for topic in request.topics:
@@ -139,18 +140,18 @@ def _look_up(
 
 def _refuse_if_behind(context: RequestContext, log: Any) -> None:
     """KIP-207: a new leader's high watermark may be lower than one that clients have seen. Until it has
-    reached what the leader began with, nobody is told an offset that would go back."""
+    reached the end at which the leader began, refuse offsets that would go back."""
     if log.native.epoch_start > log.native.high_watermark:
         since = context.version >= OFFSET_NOT_AVAILABLE_SINCE
         raise KafkaError(errors.OFFSET_NOT_AVAILABLE if since else errors.LEADER_NOT_AVAILABLE)
 
 
 def _offsets_before(log: Any, asked: Any, replica_id: int, now_ms: int) -> Generator[None, None, list[int]]:
-    """Where segments begin, newest first, from the last one that was not written to after the timestamp
-    (UnifiedLog.legacyFetchOffsetsBefore): before 0.10.1 clients had no other way to find an offset by time.
-    The end of the log counts as the beginning of one more segment, written to now."""
+    """Return where segments begin, newest first, from the last one not written after the timestamp on
+    (UnifiedLog.legacyFetchOffsetsBefore): clients before 0.10.1 had no other way to find an offset by time.
+    The end of the log counts as the beginning of one more segment, written now."""
     if asked.max_num_offsets < 0:
-        raise KafkaError(errors.UNKNOWN_SERVER_ERROR)  # as Kafka, which fails
+        raise KafkaError(errors.UNKNOWN_SERVER_ERROR)  # as in Kafka, which fails
     segments = log.segments
     begins = [max(base, log.log_start_offset) for base, _ in segments]
     if segments[-1][1] > 0:
@@ -179,7 +180,8 @@ def _fill(found: Any, hit: tuple[int, int, int] | None) -> None:
 
 
 def check_leader_epoch(log: Any, current_leader_epoch: int) -> None:
-    """KIP-320: an older epoch than ours is fenced, a newer one is not known here yet; -1: no check."""
+    """Check as KIP-320: an epoch older than ours is fenced, a newer one is not known here yet; -1: no
+    check."""
     if current_leader_epoch < 0 or current_leader_epoch == log.leader_epoch:
         return
     older = current_leader_epoch < log.leader_epoch

@@ -9,7 +9,7 @@ from kafkad.protocol import errors, messages
 
 
 def describe_log_dirs(services: Services, context: RequestContext, request: Any) -> Any:
-    """Every data directory with the logs in it, or with only those that are asked for (null: all)."""
+    """Describe every data directory with its logs, or only the requested logs (null: all)."""
     wanted: dict[str, set[int]] | None = None
     if request.topics is not None:
         wanted = {}

@@ -17,7 +17,7 @@ from kafkad.protocol.errors import KafkaError
 
 OFFSETS_TOPIC = "__consumer_offsets"
 
-# What a group coordinator says, which a transaction coordinator does not expect: it shall try again.
+# Codes of a group coordinator that a transaction coordinator does not expect: let it retry.
 NOT_READY = frozenset(
     {errors.COORDINATOR_NOT_AVAILABLE, errors.COORDINATOR_LOAD_IN_PROGRESS, errors.NOT_COORDINATOR}
 )
@@ -28,9 +28,9 @@ Codes = dict[int, dict[str, dict[int, int]]]  # producer id -> topic -> partitio
 def write_marker(
     services: Services, topic: str, index: int, marker: Any, done: Callable[[int], object]
 ) -> None:
-    """Ends a transaction in a partition of this worker's. `marker` has the fields of the request's markers.
-    `done(error code)` once, possibly before this returns, when the marker is as durable as acks=all makes
-    it."""
+    """End a transaction in a partition of this worker. `marker` has the fields of the request's markers.
+    `done(error code)` is called once, possibly before this returns, when the marker is as durable as with
+    acks=all."""
     if topic == OFFSETS_TOPIC:
         services.groups.complete_transaction(
             index,
@@ -84,7 +84,7 @@ def write_txn_markers(services: Services, context: RequestContext, request: Any)
 
 
 class Waiting:
-    """How many markers are not durable yet."""
+    """Counts the markers that are not durable yet."""
 
     __slots__ = ("count", "ended")
 

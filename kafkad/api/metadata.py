@@ -39,8 +39,8 @@ Steps = Generator[None, None, Any]
 
 
 def metadata(services: Services, context: RequestContext, request: Any) -> Any:
-    """The answer: encoded (bytes, SharedAnswer) or as MetadataResponse, a generator of one of them if there
-    are many topics, or an awaitable if a topic has to be made first."""
+    """Return the answer: encoded (bytes, SharedAnswer) or as MetadataResponse; a generator of one of them if
+    there are many topics; or an awaitable, if a topic must be created first."""
     asked = request.topics
     if asked is None or (context.version == 0 and not asked):
         return _everything(services, context, request)
@@ -52,8 +52,8 @@ def metadata(services: Services, context: RequestContext, request: Any) -> Any:
 
 
 def permitted(services: Services, context: RequestContext, request: Any, subject: Subject) -> Any:
-    """The answer to one who may not see or do everything: topics that may not be described are left out, or
-    refused where they are named, be they there or not."""
+    """Return the answer for a client without all rights: topics that it may not describe are left out, or
+    refused if the request names them, whether they exist or not."""
     asked = request.topics
     if asked is None or (context.version == 0 and not asked):
         return _permitted_of_all(services, context, request, subject)
@@ -131,7 +131,7 @@ def _permitted_answer(
     hidden: list[Any],
 ) -> Steps:
     if hidden and all(topic.name is None for topic in hidden) and not named.ids:
-        named.names.clear()  # all that was asked for by id is hidden
+        named.names.clear()  # all topics requested by id are hidden
     response = yield from _answer(services, context, request, named, troubles, subject)
     response.topics.extend(hidden)
     return response
@@ -144,7 +144,7 @@ def _denied(name: str | None, topic_id: bytes) -> Any:
 
 
 def cluster_operations(subject: Subject | None, api: str) -> int:
-    """The bits of what may be done to the cluster; 0 for one who may not describe it."""
+    """Return the bits of the allowed operations on the cluster; 0 if the client may not describe it."""
     if subject is None:
         return CLUSTER_OPERATIONS
     return (
@@ -157,7 +157,7 @@ def cluster_operations(subject: Subject | None, api: str) -> int:
 async def _created(names: list[str], created: Awaitable[Troubles]) -> Troubles:
     try:
         return await created
-    except KafkaError:  # the controller is gone for a moment: what is there is told all the same
+    except KafkaError:  # the controller is gone for a moment: existing topics are returned all the same
         return dict.fromkeys(names, KafkaError(errors.LEADER_NOT_AVAILABLE))
 
 
@@ -185,7 +185,7 @@ class _Named:
                 self.names[name] = None
 
     def found(self, image: MetadataImage) -> list[Topic] | None:
-        """What they are, by id if any has one; None: some are not there."""
+        """Return the topics, by id if any has one; None: some do not exist."""
         found = [*map(image.topics_by_id.get, self.ids)] if self.ids else [*map(image.topics.get, self.names)]
         there = [topic for topic in found if topic is not None]
         return there if len(there) == len(found) else None
@@ -202,7 +202,7 @@ def _many(services: Services, context: RequestContext, request: Any) -> Steps:
 def _some(services: Services, context: RequestContext, request: Any, named: _Named) -> Steps:
     image = services.metadata.image
     if context.version < 12 and (named.nameless or named.ids):
-        # Ids were put into v10 and v11 too early: they take names only.
+        # v10 and v11 have ids in the schema, but servers accept names only.
         return (yield from _refused(services, context, request))
     found = named.found(image)
     if found is not None:
@@ -286,7 +286,7 @@ def _answer(
     troubles: Troubles,
     subject: Subject | None = None,
 ) -> Steps:
-    """`subject`: None may do everything."""
+    """`subject`: None has all rights."""
     told = _Told(services.metadata.image, context, services.config.node_id)
     response = _response(told, context, request, subject)
     with_operations = request.include_topic_authorized_operations and context.version >= 8
@@ -306,7 +306,7 @@ def _answer(
 def _response(told: "_Told", context: RequestContext, request: Any, subject: Subject | None = None) -> Any:
     named = [broker for broker in told.image.brokers.values() if told.listens(broker)]
     # When all nodes stop, the last ones know that all are fenced. Clients with librdkafka forget brokers that
-    # an answer leaves out, and never ask again when none is left (confluentinc/librdkafka#5301).
+    # are not in the answer, and never ask again if none is left (confluentinc/librdkafka#5301).
     up = [broker for broker in named if not broker.fenced]
     response = messages.MetadataResponse(
         brokers=[
@@ -327,7 +327,7 @@ def _response(told: "_Told", context: RequestContext, request: Any, subject: Sub
 
 
 class _Told:
-    """What one listener's clients are told of an image."""
+    """An image in the form for the clients of one listener."""
 
     def __init__(self, image: MetadataImage, context: RequestContext, us: int = NO_NODE) -> None:
         """`us`: the broker that answers."""
@@ -335,7 +335,7 @@ class _Told:
         self.us = us
         self.listener = context.listener
         self.version = context.version
-        # Of 10,000 partitions most have the same replicas; their lists are shared, and nobody changes them.
+        # Most of 10,000 partitions have the same replicas; their lists are shared, and must not be changed.
         self._replicas: dict[tuple[int, ...], list[int]] = {}
         self._offline: dict[tuple[Any, ...], list[int]] = {}
 
@@ -343,8 +343,8 @@ class _Told:
         return self.listener in broker.listeners
 
     def passes_on(self, up: list[BrokerRegistration]) -> int:
-        """The broker that clients ask for changes, as each passes them on to the controller: this one, of
-        which they know that it lives, and not one that was killed and is not fenced yet."""
+        """Return the broker for changes, which it forwards to the controller: this one, because it is known
+        to be alive, unlike one that was killed and is not fenced yet."""
         known = [broker.broker_id for broker in up]
         return self.us if self.us in known else known[0] if known else NO_NODE
 
@@ -378,7 +378,7 @@ class _Told:
         leader = self.leader(state)
         code = errors.NONE
         if leader == NO_NODE:
-            # v6 tells a wrong configuration from a leader that is down
+            # v6 distinguishes a wrong configuration from a leader that is down
             elsewhere = self.version >= 6 and state.leader in self.image.brokers
             code = errors.LISTENER_NOT_FOUND if elsewhere else errors.LEADER_NOT_AVAILABLE
         elif len(replicas) < len(state.replicas) or len(isr) < len(state.isr):
@@ -398,7 +398,7 @@ class _Told:
         return state.leader if broker is not None and self.listens(broker) else NO_NODE
 
     def replicas(self, replicas: tuple[int, ...]) -> list[int]:
-        """v0 leaves out those that are down."""
+        """Return the replicas; v0 leaves out those that are down."""
         known = self._replicas.get(replicas)
         if known is None:
             known = [replica for replica in replicas if self.version > 0 or self.up(replica)]
@@ -430,7 +430,7 @@ def _absent_code(name: str, troubles: Troubles) -> int:
 
 
 def describe_topic_partitions(services: Services, context: RequestContext, request: Any) -> Steps:
-    """DescribeTopicPartitionsResponse. Raises KafkaError(INVALID_REQUEST) for a cursor that cannot be."""
+    """Return DescribeTopicPartitionsResponse. Raises KafkaError(INVALID_REQUEST) for an invalid cursor."""
     image = services.metadata.image
     told = _Told(image, context)
     cursor = request.cursor
@@ -456,7 +456,7 @@ def describe_topic_partitions(services: Services, context: RequestContext, reque
     limit = services.config.max_request_partition_size_limit
     remaining = max(min(limit, request.response_partition_limit), 1)
     waiting = [name for name in names if cursor is None or name >= cursor.topic_name]
-    heapq.heapify(waiting)  # to sort them all takes longer, for a page of few
+    heapq.heapify(waiting)  # sorting all of them takes longer, if the page is small
     while waiting:
         name = heapq.heappop(waiting)
         yield

@@ -26,15 +26,15 @@ from kafkad.metadata.image import MetadataImage, Topic
 from kafkad.protocol import codec, messages
 
 KEPT = 4
-SHARED_MAX = 16  # more than KEPT, so those of the image at hand never fill it alone
-SHARED_FROM = 32 << 10  # a smaller answer is copied: that is cheaper than a file of its own
+SHARED_MAX = 16  # more than KEPT, so the current image's answers never fill it alone
+SHARED_FROM = 32 << 10  # a smaller answer is copied: that is cheaper than its own file
 
 CORRELATION_SIZE = 4
 FLEXIBLE_SINCE = 9
 
 
 class Kind(NamedTuple):
-    """What the encoding depends on beside the image."""
+    """What the encoding depends on, besides the image."""
 
     version: int
     listener: str
@@ -43,19 +43,20 @@ class Kind(NamedTuple):
 
 
 class Tell(NamedTuple):
-    """How messages are made of an image, for one kind of answer."""
+    """Makes messages from an image, for one kind of answer."""
 
     response: Callable[[], Any]  # MetadataResponse without topics
     topic: Callable[[Topic], Any]  # MetadataResponse.Topics
 
 
 def tail_size(version: int) -> int:
-    """The bytes behind the topics: authorized operations of the cluster, error code, tagged fields."""
+    """Return the size of the part after the topics: authorized operations of the cluster, error code, tagged
+    fields."""
     return (4 if 8 <= version <= 10 else 0) + (2 if version >= 13 else 0) + (version >= FLEXIBLE_SINCE)
 
 
 def array_length(count: int, version: int) -> bytes:
-    """The length before the elements of an array, as the codec writes it."""
+    """Return the length before the elements of an array, as the codec writes it."""
     if version < FLEXIBLE_SINCE:
         return count.to_bytes(4, "big")
     value, encoded = count + 1, bytearray()
@@ -67,7 +68,7 @@ def array_length(count: int, version: int) -> bytes:
 
 
 class _Parts:
-    """Of one kind of answer: what was encoded, while the brokers stay the same."""
+    """The encoded parts of one kind of answer, valid while the brokers stay the same."""
 
     def __init__(self, image: MetadataImage, kind: Kind, tell: Tell) -> None:
         self.brokers = image.brokers
@@ -83,7 +84,7 @@ class _Parts:
         )
         self.topics: dict[str, tuple[Topic, bytes]] = {}
         self.whole_image: MetadataImage | None = None
-        self.whole: SharedAnswer | bytes | None = None  # about all topics of that image
+        self.whole: SharedAnswer | bytes | None = None  # the answer about all topics of that image
 
     def topic(self, topic: Topic, tell: Tell) -> bytes:
         known = self.topics.get(topic.name)
@@ -96,18 +97,18 @@ class _Parts:
         return part
 
     def body(self, parts: list[bytes]) -> bytes:
-        """All that follows the correlation id."""
+        """Return everything after the correlation id."""
         return b"".join((self.head, array_length(len(parts), self.kind.version), *parts, self.tail))
 
     def forget_others(self, image: MetadataImage) -> None:
-        """Drop topics that are gone, before they are more than those that are there."""
+        """Drop deleted topics, before they outnumber the existing ones."""
         if len(self.topics) > 2 * len(image.topics) + 16:
             there = image.topics
             self.topics = {name: part for name, part in self.topics.items() if there.get(name) is part[0]}
 
 
 class MetadataAnswers:
-    """One a worker."""
+    """One per worker."""
 
     def __init__(self) -> None:
         self._parts: OrderedDict[Kind, _Parts] = OrderedDict()
@@ -126,7 +127,7 @@ class MetadataAnswers:
     def some(
         self, image: MetadataImage, kind: Kind, tell: Tell, topics: Iterable[Topic], correlation_id: int
     ) -> Generator[None, None, bytes]:
-        """The frame that tells of `topics`, in their order. In steps."""
+        """Return the frame about `topics`, in their order. In steps."""
         parts = self._of(image, kind, tell)
         told = []
         for topic in topics:
@@ -135,7 +136,7 @@ class MetadataAnswers:
         return correlation_id.to_bytes(4, "big", signed=True) + parts.body(told)
 
     def kept(self, image: MetadataImage, kind: Kind, correlation_id: int) -> SharedAnswer | bytes | None:
-        """The answer about all topics, if it is there."""
+        """Return the answer about all topics, if it is cached."""
         parts = self._parts.get(kind)
         if parts is None or parts.whole_image is not image:
             return None
@@ -145,7 +146,7 @@ class MetadataAnswers:
     def everything(
         self, image: MetadataImage, kind: Kind, tell: Tell, correlation_id: int
     ) -> Generator[None, None, SharedAnswer | bytes]:
-        """The answer about all topics, made in steps. The first of several that make it makes it for all."""
+        """Make the answer about all topics, in steps. The first of several callers makes it for all."""
         parts = self._of(image, kind, tell)
         found = []
         for topic in image.topics.values():
@@ -161,7 +162,7 @@ class MetadataAnswers:
                 try:
                     parts.whole = SharedAnswer(body)
                     self._shared.append(parts.whole)
-                except OSError:  # no descriptor: nothing is kept, and each client has its copy
+                except OSError:  # no descriptor: nothing is cached, and each client gets a copy
                     return correlation_id.to_bytes(4, "big", signed=True) + body
             parts.whole_image = image
         return _answer(parts.whole, correlation_id)

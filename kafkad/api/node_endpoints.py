@@ -8,7 +8,7 @@ TAGS_AT = 11  # throttle time, error code, session id, no topics
 
 
 def node_endpoints(node_id: int, endpoint: Endpoint, rack: str | None) -> bytes:
-    """The tags of a Fetch answer that names one node."""
+    """Return the tagged fields of a Fetch answer that names one node."""
     node = messages.FetchResponse.NodeEndpoints(
         node_id=node_id, host=endpoint.host, port=endpoint.port, rack=rack
     )
@@ -16,6 +16,7 @@ def node_endpoints(node_id: int, endpoint: Endpoint, rack: str | None) -> bytes:
 
 
 def node_entry(node_id: int, endpoint: Endpoint, rack: str | None) -> bytes:
-    """One node of these tags: behind their number (1), the tag (0), its size, and the count of nodes."""
+    """Return one node of these fields: after their number (1), the tag (0), its size, and the count of
+    nodes."""
     tags = node_endpoints(node_id, endpoint, rack)
     return tags[5:] if tags[2] & 0x80 else tags[4:]

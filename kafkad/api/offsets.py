@@ -27,7 +27,7 @@ from kafkad.protocol.errors import KafkaError
 
 Steps = Generator[None, None, Any]
 
-AT_ONCE = 64  # elements of one step
+AT_ONCE = 64  # elements per step
 TOPIC_IDS_FROM = 10
 GROUPS_FROM = 8  # OffsetFetch: several groups
 TOP_LEVEL_ERROR_FROM = 2  # OffsetFetch
@@ -46,7 +46,7 @@ def offset_commit(services: Services, context: RequestContext, request: Any) -> 
 async def _committed_later(
     services: Services, context: RequestContext, request: Any, created: Awaitable[Any]
 ) -> Any:
-    with suppress(KafkaError):  # the commit then finds no coordinator
+    with suppress(KafkaError):  # then the commit finds no coordinator
         await created
     return _commit(services, context, request)
 
@@ -78,7 +78,7 @@ def _commit(services: Services, context: RequestContext, request: Any) -> Steps:
 
 
 def _take_out_unknown(image: Any, by_id: bool, request: Any) -> Generator[None, None, list[Any]]:
-    """Leave the topics and partitions that exist, with name and id; return the others' part of the response.
+    """Keep the topics and partitions that exist, with name and id; return the others' part of the response.
     In steps."""
     Answer = messages.OffsetCommitResponse.Topics
     refused: list[Any] = []
@@ -121,7 +121,7 @@ def offset_fetch(services: Services, context: RequestContext, request: Any) -> G
     missing = len(groups)
     alike: dict[
         str, list[int]
-    ] = {}  # positions that ask for all offsets of the same group, which are read once
+    ] = {}  # positions that request all offsets of the same group, which are read once
     for position, group in enumerate(groups):
         if group.topics is None:
             alike.setdefault(group.group_id, []).append(position)
@@ -172,7 +172,7 @@ def _fetch_group(
 
     def fetched(answer: Any) -> None:
         if by_id and everything:
-            # A topic is only told by its id; one that is gone has none.
+            # A topic is identified by its id only; a deleted one has none.
             for topic in answer.topics:
                 found = image.topics.get(topic.name)
                 topic.topic_id = NO_TOPIC_ID if found is None else found.topic_id
@@ -185,7 +185,7 @@ def _fetch_group(
 
 
 def _single_group(request: Any) -> Steps:
-    """The one group of a request before v8, in the form of the later ones."""
+    """Return the single group of a request before v8, in the later form."""
     Group = messages.OffsetFetchRequest.Groups
     topics = None
     if request.topics is not None:
@@ -202,7 +202,7 @@ def _fetch_response(version: int, groups: list[Any], answers: list[Any]) -> Step
     Topic = messages.OffsetFetchResponse.Topics
     (group,), (answer,) = groups, answers
     topics, code = answer.topics, answer.error_code
-    if code and version < TOP_LEVEL_ERROR_FROM:  # there every partition has to say it
+    if code and version < TOP_LEVEL_ERROR_FROM:  # there every partition has the error
         topics = []
         for topic in group.topics:
             topics.append((yield from _failed_topic(topic, code)))
@@ -282,7 +282,8 @@ def offset_delete(services: Services, context: RequestContext, request: Any) -> 
 
 
 def _merge(refused: list[Any], done: list[Any]) -> Generator[None, None, list[Any]]:
-    """In steps: the topics of both halves of a response, each once: it may be in both, or be named twice."""
+    """Merge, in steps, the topics of both halves of a response, each once: it may be in both, or be named
+    twice."""
     merged: dict[tuple[str, bytes], Any] = {}
     for number, topic in enumerate((*refused, *done), 1):
         key = (topic.name, getattr(topic, "topic_id", NO_TOPIC_ID))

@@ -21,8 +21,8 @@ UNDEFINED_OFFSET = -1
 
 
 def delete_records(services: Services, context: RequestContext, request: Any) -> Any:
-    """Moves log starts in memory, then answers when they are written (`LogDirs.keep_log_starts`), and every
-    live replica has moved its own (`replication.low_watermarks`), or REQUEST_TIMED_OUT."""
+    """Move log starts in memory, and answer when they are written (`LogDirs.keep_log_starts`) and every live
+    replica has moved its own (`replication.low_watermarks`), or REQUEST_TIMED_OUT."""
     response = messages.DeleteRecordsResponse()
     moved: dict[Log, list[Any]] = {}  # log -> (the partition's answer, the low watermark to wait for)
     deadline = asyncio.get_running_loop().time() + max(request.timeout_ms, 0) / 1000
@@ -97,7 +97,8 @@ async def _when_followed(lows: LowWatermarks, moved: dict[Log, list[Any]], deadl
 
 
 def offset_for_leader_epoch(services: Services, context: RequestContext, request: Any) -> Any:
-    """Where an epoch ended: consumers ask after a change of leader to find a log truncation (KIP-320)."""
+    """Return where an epoch ended: consumers use it after a leader change to find a log truncation
+    (KIP-320)."""
     response = messages.OffsetForLeaderEpochResponse()
     for topic in request.topics:
         answer = messages.OffsetForLeaderEpochResponse.Topics(topic=topic.topic)
@@ -118,7 +119,7 @@ def offset_for_leader_epoch(services: Services, context: RequestContext, request
 
 
 def describe_producers(services: Services, context: RequestContext, request: Any) -> Any:
-    """The idempotent producers that a partition remembers."""
+    """Describe the idempotent producers that a partition remembers."""
     response = messages.DescribeProducersResponse()
     for topic in request.topics:
         answer = messages.DescribeProducersResponse.Topics(name=topic.name)

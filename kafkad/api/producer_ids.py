@@ -20,7 +20,7 @@ from kafkad.protocol.errors import KafkaError
 logger = logging.getLogger(__name__)
 
 NOTHING = -1
-FENCED_FROM = 4  # before, PRODUCER_FENCED is not known
+FENCED_FROM = 4  # older clients do not know PRODUCER_FENCED
 
 
 def init_producer_id(services: Services, context: RequestContext, request: Any) -> Any:
@@ -43,7 +43,7 @@ def init_producer_id(services: Services, context: RequestContext, request: Any) 
 
 
 def _when_there_are_ids(services: Services, context: RequestContext, request: Any) -> Any:
-    """The coordinator takes an id at once or not at all, and a client that is refused would wait long."""
+    """The coordinator takes an id at once or not at all, and a refused client would wait for long."""
     try:
         coming = services.producer_ids.coming()
     except KafkaError as trouble:

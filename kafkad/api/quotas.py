@@ -22,7 +22,7 @@ Filter = dict[str, Any]  # entity type: a name, None for the default, or ANY
 
 
 def describe_client_quotas(services: Services, context: RequestContext, request: Any) -> Steps:
-    """A generator: there may be many. Raises KafkaError."""
+    """Describe quotas, as a generator: there may be many. Raises KafkaError."""
     answer = messages.DescribeClientQuotasResponse
     wanted = _filter(request.components)
     found: dict[Any, Any] = {}

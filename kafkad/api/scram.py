@@ -12,7 +12,7 @@ UNKNOWN = "Attempt to describe a user credential that does not exist: "
 
 
 def describe_user_scram_credentials(services: Services, context: RequestContext, request: Any) -> Any:
-    """Of the users that are named, or of all: mechanisms and iterations. A generator: there may be many."""
+    """Describe the named users, or all: mechanisms and iterations. A generator: there may be many."""
     answer = messages.DescribeUserScramCredentialsResponse
     credentials = services.metadata.image.scram_credentials
     found: dict[str, list[Any]] = {}

@@ -15,7 +15,7 @@ NO_TIME = -1
 
 
 def is_allowed(services: Services, context: RequestContext) -> bool:
-    """Whether the connection may ask about tokens (KafkaApis.allowTokenRequests)."""
+    """Return whether the connection may send requests about tokens (KafkaApis.allowTokenRequests)."""
     protocol = services.config.listener_protocols[context.listener]
     if context.by_token or protocol == "PLAINTEXT":
         return False
@@ -51,8 +51,8 @@ def expire_delegation_token(services: Services, context: RequestContext, request
 
 
 def describe_delegation_token(services: Services, context: RequestContext, request: Any) -> Any:
-    """Tokens that one of the owners owns, asked for or may renew; no list of owners: all. The guard removes
-    those that the client may not see. A generator: there may be many."""
+    """Return tokens that one of the owners owns, requested or may renew; without a list of owners: all. The
+    guard removes those that the client may not see. A generator: there may be many."""
     answer = messages.DescribeDelegationTokenResponse
     secret = services.config.delegation_token_secret_key
     if not is_allowed(services, context):

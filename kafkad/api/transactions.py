@@ -32,9 +32,9 @@ except ImportError:  # the package is optional
 logger = logging.getLogger(__name__)
 
 OFFSETS_TOPIC = "__consumer_offsets"
-AT_ONCE = 64  # partitions of one step
-FENCED_FROM = 2  # before, PRODUCER_FENCED is not known: AddPartitionsToTxn, AddOffsetsToTxn, EndTxn
-LOADING_FROM = 2  # TxnOffsetCommit: before, COORDINATOR_LOAD_IN_PROGRESS makes clients fail
+AT_ONCE = 64  # partitions per step
+FENCED_FROM = 2  # older clients do not know PRODUCER_FENCED: AddPartitionsToTxn, AddOffsetsToTxn, EndTxn
+LOADING_FROM = 2  # TxnOffsetCommit: COORDINATOR_LOAD_IN_PROGRESS makes older clients fail
 SEVERAL_FROM = 4  # AddPartitionsToTxn
 VERSION_2_FROM = 5  # EndTxn
 V2 = 2  # transaction.version of a client
@@ -45,7 +45,7 @@ Reply = Callable[[Any], object]
 
 
 def known_fence(code: int, version: int) -> int:
-    """The code for a client that may be too old to know PRODUCER_FENCED."""
+    """Return the code for a client that may be too old to know PRODUCER_FENCED."""
     is_old = code == errors.PRODUCER_FENCED and version < FENCED_FROM
     return errors.INVALID_PRODUCER_EPOCH if is_old else code
 
@@ -103,7 +103,7 @@ def _ask(
     answered: Callable[[Codes], object],
 ) -> None:
     who = transaction.transactional_id, transaction.producer_id, transaction.producer_epoch
-    is_of_others = version >= SEVERAL_FROM  # who would wait with this one
+    is_of_others = version >= SEVERAL_FROM  # whose clients would wait, too
     if is_of_others and transaction.verify_only:
         services.transactions.verify_partitions(*who, partitions, answered, waits=False)
         return
@@ -116,7 +116,7 @@ def _ask(
 
 
 def _unknown_partitions(services: Services, transaction: Any) -> Generator[None, None, Codes]:
-    """UNKNOWN_TOPIC_OR_PARTITION or NONE for each, in the order of the request."""
+    """Return UNKNOWN_TOPIC_OR_PARTITION or NONE for each, in the order of the request."""
     topics = services.metadata.image.topics
     codes: Codes = {}
     for topic in transaction.topics:
@@ -132,7 +132,7 @@ def _unknown_partitions(services: Services, transaction: Any) -> Generator[None,
 
 
 def _response(asked: list[Any], outcomes: list[Codes], version: int) -> Steps:
-    """AddPartitionsToTxnResponse."""
+    """Return AddPartitionsToTxnResponse."""
     results = []
     for number, (transaction, codes) in enumerate(zip(asked, outcomes, strict=True), 1):
         results.append((yield from _result(transaction.transactional_id, codes, version)))
@@ -145,7 +145,7 @@ def _response(asked: list[Any], outcomes: list[Codes], version: int) -> Steps:
 
 
 def _result(transactional_id: str, codes: Codes, version: int) -> Steps:
-    """The others of an unknown partition were not attempted."""
+    """Return the result; with an unknown partition, the others were not attempted."""
     Response = messages.AddPartitionsToTxnResponse
     Result = Response.ResultsByTransaction
     Topic: Any = Response.ResultsByTopicV3AndBelow if version < SEVERAL_FROM else Result.TopicResults
@@ -237,7 +237,7 @@ def txn_offset_commit(services: Services, context: RequestContext, request: Any)
 
 
 def _take_out_unknown(image: Any, request: Any) -> Generator[None, None, list[Any]]:
-    """Leave the partitions that exist; return the others' part of the response."""
+    """Keep the partitions that exist; return the others' part of the response."""
     Answer = messages.TxnOffsetCommitResponse.Topics
     refused: list[Any] = []
     known: list[Any] = []
@@ -272,7 +272,7 @@ def _hide_loading(response: Any) -> None:
 
 
 def _merge(response: Any, refused: list[Any]) -> None:
-    """Each topic once, also if only some of its partitions exist."""
+    """Merge: each topic once, even if only some of its partitions exist."""
     topics = {topic.name: topic for topic in response.topics}
     for topic in refused:
         if topic.name in topics:
@@ -305,8 +305,8 @@ def list_transactions(services: Services, context: RequestContext, request: Any)
 
 
 def _matcher(pattern: str | None) -> Callable[[str], object] | None:
-    """Whether a whole transactional id matches. RE2 takes time that is linear in the text, whatever the
-    pattern: Java's and Python's expressions can keep a broker busy for ever."""
+    """Return a function that matches whole transactional ids. RE2 takes linear time, whatever the pattern:
+    Java's and Python's expressions can keep a broker busy for ever."""
     if not pattern:
         return None
     if re2 is None:

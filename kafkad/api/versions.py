@@ -37,8 +37,8 @@ def api_versions(services: Services, context: RequestContext, request: Any) -> A
             cls.ApiKeys(api_key=key, min_version=low, max_version=high)
             for key, low, high in services.api_versions
         ],
-        # Before v4 a lowest level of 0 could not be read by some clients (KAFKA-17492): such features are
-        # left out.
+        # Before v4 some clients could not parse a lowest level of 0 (KAFKA-17492): such features are left
+        # out.
         supported_features=[
             cls.SupportedFeatures(name=feature.name, min_version=feature.lowest, max_version=feature.served)
             for feature in features.advertised()
@@ -53,7 +53,7 @@ def api_versions(services: Services, context: RequestContext, request: Any) -> A
 
 
 def unsupported(services: Services) -> Any:
-    """What a request of an unknown version is told, to be encoded at v0: ApiVersions' own range."""
+    """Return the answer to an unknown version, to be encoded at v0: ApiVersions' own range."""
     cls = messages.ApiVersionsResponse
     return cls(
         error_code=errors.UNSUPPORTED_VERSION,

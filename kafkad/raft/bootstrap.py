@@ -38,7 +38,7 @@ def build_bootstrap(now_ms: int, levels: Mapping[str, int] | None = None, more: 
 
 
 def read_bootstrap(content: bytes | None) -> list[Any]:
-    """The records of bootstrap.checkpoint; without one, the newest metadata.version alone. Raises
+    """Return the records of bootstrap.checkpoint; without one, only the newest metadata.version. Raises
     Malformed."""
     if content is None:
         level = fresh_levels()[METADATA_VERSION]
@@ -50,17 +50,17 @@ def read_bootstrap(content: bytes | None) -> list[Any]:
 
 
 def build_voters_checkpoint(voters: Iterable[Voter], now_ms: int) -> bytes:
-    """The snapshot at offset 0 that names the first voters."""
+    """Return the snapshot at offset 0 that names the first voters."""
     return b"".join(
         build_snapshot((), epoch=0, timestamp_ms=now_ms, now_ms=now_ms, kraft_version=1, voters=voters)
     )
 
 
 def first_records(bootstrap: Sequence[Any], min_insync_replicas: int) -> list[Any]:
-    """What the first leader of an empty log writes (Kafka: ActivationRecordsGenerator).
+    """Return what the first leader of an empty log writes (Kafka: ActivationRecordsGenerator).
 
-    With eligible leader replicas (KIP-966) min.insync.replicas must be the same for all, hence a cluster-wide
-    value.
+    With eligible leader replicas (KIP-966) min.insync.replicas must be the same on all brokers, hence a
+    cluster-wide value.
     """
     levels = _levels(bootstrap)
     records = list(bootstrap)

@@ -43,7 +43,7 @@ class Voter(NamedTuple):
 
 
 def control_batch(records: Iterable[Any], *, base_offset: int, epoch: int, now_ms: int) -> bytearray:
-    """One control batch of these messages."""
+    """Return one control batch of these messages."""
     return build_batch(
         [
             control_record(TYPES[type(message)], codec.encode(message, 0), timestamp=now_ms)
@@ -56,7 +56,7 @@ def control_batch(records: Iterable[Any], *, base_offset: int, epoch: int, now_m
 
 
 def read_control(batch: Any) -> list[Any]:
-    """The messages of a control batch; records of types that are not known are left out. Raises Malformed."""
+    """Return the messages of a control batch; unknown types are left out. Raises Malformed."""
     found = []
     for record in batch.records():
         cls = CLASSES.get(control_kind(record))
@@ -67,7 +67,7 @@ def read_control(batch: Any) -> list[Any]:
 
 
 def leader_change(leader_id: int, voters: Iterable[int], granting: Iterable[int] = ()) -> Any:
-    """`granting`: who has voted for it, beside itself."""
+    """`granting`: the voters that voted for it, besides itself."""
     cls = messages.LeaderChangeMessage
     return cls(
         leader_id=leader_id,

@@ -12,7 +12,7 @@ VOTERS_ARE_NODES = 2  # version with the endpoints of voters
 
 
 def describe_quorum(node: RaftNode, version: int, request: Any, now_ms: int, wall_ms: int) -> Any:
-    """DescribeQuorumResponse. `now_ms` is monotonic, `wall_ms` is Unix time."""
+    """Return DescribeQuorumResponse. `now_ms` is monotonic, `wall_ms` is Unix time."""
     cls = messages.DescribeQuorumResponse
     topic, part = cls.Topics, cls.Topics.Partitions
     asked = [(each.topic_name, [p.partition_index for p in each.partitions]) for each in request.topics]

@@ -20,7 +20,7 @@ NOBODY = -1
 
 @dataclass(slots=True, frozen=True)
 class ElectionState:
-    """`voters` stands in v0 only, `voted_directory_id` in v1 only."""
+    """`voters` exists in v0 only, `voted_directory_id` in v1 only."""
 
     leader_epoch: int
     leader_id: int = NOBODY
@@ -44,7 +44,7 @@ class ElectionState:
 
     @staticmethod
     def decode(content: bytes) -> "ElectionState":
-        """Raises Malformed."""
+        """Parse a quorum-state. Raises Malformed."""
         try:
             fields = json.loads(content.split(b"\n", 1)[0])
             version = fields["data_version"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
-VoteKey = tuple[int, bytes]  # id and directory id; zeros where it was not told
+VoteKey = tuple[int, bytes]  # id and directory id; zeros if not given
 UNKNOWN_DIRECTORY = bytes(16)
 
 
@@ -33,7 +33,7 @@ class Role(Enum):
 class Timings:
     """Kafka's defaults, in ms."""
 
-    election_ms: int = 1_000  # controller.quorum.election.timeout.ms; up to twice as much is waited
+    election_ms: int = 1_000  # controller.quorum.election.timeout.ms; the wait is up to twice as long
     fetch_ms: int = 2_000  # controller.quorum.fetch.timeout.ms
     backoff_max_ms: int = 1_000  # controller.quorum.election.backoff.max.ms
     request_ms: int = 2_000  # controller.quorum.request.timeout.ms
@@ -41,12 +41,12 @@ class Timings:
 
     @property
     def check_quorum_ms(self) -> int:
-        """How long a leader goes on without a majority (Kafka: CHECK_QUORUM_TIMEOUT_FACTOR)."""
+        """How long a leader continues without a majority (Kafka: CHECK_QUORUM_TIMEOUT_FACTOR)."""
         return self.fetch_ms * 3 // 2
 
     def backoff_ms(self, position: int, successors: int) -> int:
-        """Of one who is `position` of those that a leader named when it went (Kafka:
-        strictExponentialElectionBackoffMs). -1, or beyond the end: it was not named."""
+        """Return the back-off of the node at `position` among the successors that a resigning leader named
+        (Kafka: strictExponentialElectionBackoffMs). -1, or beyond the end: it was not named."""
         if position == 0:
             return 0
         if not 0 < position < successors:
@@ -111,7 +111,7 @@ def may_grant(
     leader_known: bool,
     has_fetched: bool,
 ) -> bool:
-    """Whether a vote of our epoch is granted (Kafka: EpochState.canGrantVote of each state).
+    """Return whether to grant a vote in our epoch (Kafka: EpochState.canGrantVote of each state).
 
     `up_to_date`: the candidate's log ends where ours does, or later. `has_fetched`: we have fetched from the
     leader that we follow, and it has not refused us since, so it is there."""

@@ -15,22 +15,23 @@ from typing import Final
 
 from kafkad.raft.elections import Timings
 
-FORGOTTEN_MS: Final = 300_000  # an observer that does not ask any more (Kafka: OBSERVER_SESSION_TIMEOUT_MS)
+FORGOTTEN_MS: Final = 300_000  # an observer that stopped fetching (Kafka: OBSERVER_SESSION_TIMEOUT_MS)
 OBSERVERS_MAX: Final = 10_000
 
 
 @dataclass(slots=True)
 class Progress:
-    """Of one replica. `end_offset` -1: it has not asked yet. `caught_up_ms`: when it last had it all."""
+    """The progress of one replica. `end_offset` -1: no fetch yet. `caught_up_ms`: when it last had
+    everything."""
 
     end_offset: int = -1
     fetched_ms: int = -1
     caught_up_ms: int = -1
-    leader_end_offset: int = -1  # when it last asked
+    leader_end_offset: int = -1  # at its last fetch
 
 
 class Leadership:
-    """The leader of one epoch, whose log began at `start_offset` then. Itself is one of `voters`, until it is
+    """The leader of one epoch, whose log began at `start_offset` then. It is one of `voters`, until it is
     removed. `high_watermark` -1: not known in this epoch yet."""
 
     def __init__(
@@ -48,22 +49,22 @@ class Leadership:
         self._asked: set[int] = set()  # since quorum_deadline_ms was moved
 
     def fetched(self, voter: int, offset: int, end_offset: int, now_ms: int) -> None:
-        """A voter asked for what follows `offset` of our log, which ends at `end_offset`."""
+        """A voter fetched from `offset` of our log, which ends at `end_offset`."""
         _note(self.voters[voter], offset, end_offset, now_ms)
         self.heard(voter, now_ms)
         self._count()
 
     def heard(self, voter: int, now_ms: int) -> None:
-        """A voter asked for something: records, or a piece of a snapshot."""
+        """A voter fetched anything: records, or a piece of a snapshot."""
         self._asked.add(voter)
         if len(self._asked & self.voters.keys()) >= self._needed:
             self._asked.clear()
             self.quorum_deadline_ms = now_ms + self._check_quorum_ms
 
     def observed(self, observer: tuple[int, bytes], offset: int, end_offset: int, now_ms: int) -> None:
-        """One that has no vote asked. Those that are not heard of any more are forgotten."""
+        """A node without a vote fetched. Silent ones are forgotten."""
         progress = self.observers.pop(observer, None)
-        while self.observers:  # in the order of their last question
+        while self.observers:  # in the order of their last fetch
             oldest = next(iter(self.observers))
             if now_ms - self.observers[oldest].fetched_ms <= FORGOTTEN_MS:
                 break
@@ -74,14 +75,14 @@ class Leadership:
         _note(progress, offset, end_offset, now_ms)
 
     def flushed(self, offset: int) -> None:
-        """All below it is on our own disk."""
+        """Everything below it is on our own disk."""
         self._own_end = max(self._own_end, offset)
         if self.me in self.voters:
             self.voters[self.me].end_offset = self._own_end
         self._count()
 
     def _count(self) -> None:
-        """A new voter that is behind takes nothing back."""
+        """A new voter that is behind does not lower the high watermark."""
         ends = sorted((each.end_offset for each in self.voters.values()), reverse=True)
         offset = ends[len(ends) // 2]
         if offset > self.start_offset:
@@ -89,14 +90,14 @@ class Leadership:
 
     @property
     def _needed(self) -> int:
-        """How many others make a majority, with us where we vote."""
+        """Return how many others make a majority, together with this node if it votes."""
         return len(self.voters) // 2 + 1 - (self.me in self.voters)
 
     def is_overdue(self, now_ms: int) -> bool:
         return self._needed > 0 and now_ms >= self.quorum_deadline_ms
 
     def change_voters(self, before: Mapping[int, bytes], after: Mapping[int, bytes], now_ms: int) -> None:
-        """Directory ids by voter."""
+        """Take directory ids by voter."""
         for voter in before:
             if after.get(voter) != before[voter] and (left := self.voters.pop(voter, None)) is not None:
                 self.observers[voter, before[voter]] = left
@@ -109,7 +110,7 @@ class Leadership:
         self._asked &= self.voters.keys()
 
     def is_caught_up(self, observer: tuple[int, bytes], since_ms: int) -> bool:
-        """Whether it has had all of the log since then."""
+        """Return whether it has had all of the log since then."""
         progress = self.observers.get(observer)
         return progress is not None and progress.caught_up_ms >= max(since_ms, 0)
 
@@ -126,8 +127,8 @@ class Leadership:
 
 
 def _note(progress: Progress, offset: int, end_offset: int, now_ms: int) -> None:
-    """Caught up at the time of a request, if it has all; at the time of the one before, if it has all that
-    there was then (Kafka: ReplicaState.updateFollowerState)."""
+    """Caught up at the time of a fetch, if it has everything; at the time of the previous fetch, if it has
+    everything that existed then (Kafka: ReplicaState.updateFollowerState)."""
     if offset >= end_offset:
         progress.caught_up_ms = max(progress.caught_up_ms, now_ms)
     elif progress.leader_end_offset >= 0 and offset >= progress.leader_end_offset:

@@ -27,18 +27,18 @@ from kafkad.raft.snapshots import build_snapshot, read_snapshot_steps, read_time
 
 logger = logging.getLogger(__name__)
 
-SnapshotId = tuple[int, int]  # (offset, epoch): it holds what lies below the offset
+SnapshotId = tuple[int, int]  # (offset, epoch): it has everything below the offset
 
-STEP: Final = 200  # records that are encoded or replayed before others may run
-LEFT_OUT_LOGGED: Final = 10  # records that are logged one by one
+STEP: Final = 200  # records encoded or replayed before others may run
+LEFT_OUT_LOGGED: Final = 10  # records logged one by one
 
 
 class UnusableMetadata(Exception):
-    """The metadata directory cannot be served; the text is one sentence for the operator."""
+    """The metadata directory cannot be served; the text is an error message for the operator."""
 
 
 class MetadataLog(Protocol):
-    """What is needed of kafkad.log.Log."""
+    """The part of kafkad.log.Log that a replica needs."""
 
     directory: str
     log_start_offset: int
@@ -46,7 +46,7 @@ class MetadataLog(Protocol):
     leader_epoch: int
     epochs: list[tuple[int, int]]  # (epoch, first offset), ascending
     size: int
-    recovery_point: int  # all below is on the disk
+    recovery_point: int  # everything below is on disk
 
     def append(self, batch: bytearray, now_ms: int, *, origin: str = ..., epoch: int | None = ...) -> int: ...
     def flush(self) -> None: ...
@@ -63,7 +63,7 @@ class MetadataLog(Protocol):
 
 
 class Files(Protocol):
-    """What is needed of kafkad.log.metadata_files.MetadataFiles."""
+    """The part of kafkad.log.metadata_files.MetadataFiles that a replica needs."""
 
     def read_bootstrap(self) -> bytes | None: ...
     def write_bootstrap(self, content: bytes) -> None: ...
@@ -119,16 +119,16 @@ class MetadataReplica:
         self._voters: tuple[Voter, ...] = ()
         self._voters_offset = -1  # -1: no voters in the log itself
         self._image_control: tuple[int, tuple[Voter, ...]] | None = None  # the same, as of `image`
-        self._snapshot_control: tuple[int, tuple[Voter, ...]] | None = None  # as of what is being written
+        self._snapshot_control: tuple[int, tuple[Voter, ...]] | None = None  # for the snapshot being written
         self._left_out = 0  # records that could not be applied
         self._broken = ""  # why nothing can be appended any more
         self._new_bytes = 0  # of the log, since the last snapshot
-        self._snapshot_ms = 0  # monotonic: when the last snapshot was made, or we started
+        self._snapshot_ms = 0  # monotonic: when the last snapshot was made, or this node started
 
     # -- loading -------------------------------------------------------------------------------------------
 
     def _load_snapshot(self) -> SnapshotId | None:
-        """Feed the newest snapshot that is whole. Damaged ones are set aside, those below the log deleted."""
+        """Feed the newest whole snapshot. Damaged ones are set aside, those below the log are deleted."""
         start = self._log.log_start_offset
         for snapshot in reversed(self._files.snapshots()):
             if snapshot[0] < start:
@@ -146,12 +146,12 @@ class MetadataReplica:
         return None
 
     def _adopt_snapshot(self, snapshot: SnapshotId) -> None:
-        """`_adopt_steps`, all of them now."""
+        """Do all of `_adopt_steps` now."""
         for _ in self._adopt_steps(snapshot):
             pass
 
     def _adopt_steps(self, snapshot: SnapshotId) -> Iterator[None]:
-        """Begin anew with what this snapshot says, in steps. Raises Malformed; then nothing has changed."""
+        """Begin again from this snapshot, in steps. Raises Malformed; then nothing has changed."""
         decoder = Decoder()
         content = yield from read_snapshot_steps(self._files.read_snapshot(snapshot), decoder.decode, STEP)
         loader = Loader(self._empty, self._leave_out)
@@ -166,7 +166,7 @@ class MetadataReplica:
         self._kraft_version, self._voters = content.kraft_version, content.voters
 
     def _replay_batch(self, batch: Any) -> None:
-        """`_replay_steps`, all of them now."""
+        """Do all of `_replay_steps` now."""
         for _ in self._replay_steps(batch):
             pass
 
@@ -203,8 +203,8 @@ class MetadataReplica:
         try:
             return ElectionState.decode(content)
         except Malformed as trouble:
-            # The log says which epochs were led, and an epoch without a record has nobody it could be mixed
-            # up with.
+            # The log has the epochs with leaders, and an epoch without a record cannot be confused with
+            # another.
             logger.error(
                 "%s/quorum-state is damaged and will be written anew: %s", self._log.directory, trouble
             )
@@ -212,17 +212,17 @@ class MetadataReplica:
 
     @property
     def in_transaction(self) -> bool:
-        """Does the log end inside a metadata transaction?"""
+        """Return whether the log ends inside a metadata transaction."""
         return self._loader.in_transaction
 
     def read_bootstrap(self) -> bytes | None:
-        """bootstrap.checkpoint"""
+        """Return the contents of bootstrap.checkpoint."""
         return self._files.read_bootstrap()
 
     # -- snapshots -----------------------------------------------------------------------------------------
 
     def snapshot_due(self) -> MetadataImage | None:
-        """The image to make a snapshot of now, or None: ask after appends and from time to time."""
+        """Return the image for a snapshot now, or None: call after appends and periodically."""
         image = self.image
         newer = self.last_snapshot is None or image.offset + 1 > self.last_snapshot[0]
         if self._broken or not newer or self._loader.in_transaction or image.offset < 0:
@@ -234,15 +234,15 @@ class MetadataReplica:
         return None
 
     def begin_snapshot(self, image: MetadataImage) -> SnapshotId:
-        """Start counting towards the next one; the id of this one."""
+        """Start counting towards the next one; return the id of this one."""
         self._new_bytes = 0
         self._snapshot_ms = self._clock.monotonic_ms()
         self._snapshot_control = self._image_control
         return (image.offset + 1, image.epoch)
 
     def write_snapshot(self, image: MetadataImage) -> int:
-        """Write it, fsynced, and say its size. Touches nothing of ours but files: it may run in another
-        thread."""
+        """Write it, fsynced, and return its size. Accesses only files of this object, so it may run in
+        another thread."""
         level = image.metadata_version
         kraft_version, voters = self._snapshot_control or (self._kraft_version, self._voters)
         return self._files.write_snapshot(
@@ -258,13 +258,13 @@ class MetadataReplica:
         )
 
     def end_snapshot(self, snapshot: SnapshotId) -> None:
-        """It is there. Delete what it makes superfluous. Raises OSError or KafkaError."""
+        """The snapshot is complete. Delete what it makes superfluous. Raises OSError or KafkaError."""
         self.last_snapshot = snapshot
         self.clean()
 
     def clean(self) -> int:
-        """Delete the oldest snapshots, and the log below the next, while they are too old or too much; how
-        many went.
+        """Delete the oldest snapshots, and the log below the next one, while they are too old or too large.
+        Return how many.
 
         The newest snapshot always stays (Kafka: KafkaRaftLog.maybeClean).
         """
@@ -293,8 +293,8 @@ class MetadataReplica:
 
 
 def level_in(records: Sequence[Any]) -> int:
-    """metadata.version as these records will set it: the first ones in a log are written at the level they
-    bring."""
+    """Return metadata.version as these records set it: the first records of a log are written at the level
+    that they set."""
     for record in records:
         if type(record) is messages.FeatureLevelRecord and record.name == features.METADATA_VERSION:
             return int(record.feature_level)

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 TOPIC: Final = "__cluster_metadata"
 TOPIC_ID: Final = bytes(15) + b"\x01"  # Kafka: Uuid.METADATA_TOPIC_ID
 FETCH_WAIT_MS: Final = 500  # Kafka: KafkaRaftClient.MAX_FETCH_WAIT_MS
-APPLY_BYTES: Final = 64 << 10  # between two images, where more waits
+APPLY_BYTES: Final = 64 << 10  # between two images, if more is waiting
 NEWEST_LEVEL: Final = features.BY_NAME[features.METADATA_VERSION].highest
 OLDEST_FETCH: Final = 17  # with the directory id of a replica, and the leader's endpoint in the answer
 
@@ -57,7 +57,8 @@ class Leader(NamedTuple):
 
 
 class Observer(MetadataReplica):
-    """`leader` is None while nobody is known to lead `epoch`. `high_watermark`: all below is committed."""
+    """`leader` is None while no leader of `epoch` is known. `high_watermark`: everything below is
+    committed."""
 
     def __init__(
         self,
@@ -85,20 +86,20 @@ class Observer(MetadataReplica):
         self.keeps_values = False
         self.values: list[
             bytes
-        ] = []  # if it does: the records, encoded, that led to `image` from the one before
+        ] = []  # if wanted: the encoded records that led to `image` from the previous one
         self._static_voters = dict(static_voters or {})
         self._fetch_bytes_max = fetch_bytes_max
         self._snapshot_bytes_max = snapshot_bytes_max
-        self.trouble = ""  # what the quorum answered last instead of metadata
+        self.trouble = ""  # the last error that the quorum returned instead of metadata
         self._fetching: SnapshotId | None = None
-        self._position = 0  # bytes of the snapshot that are here
-        self._damaged: SnapshotId | None = None  # one that was fetched in vain
+        self._position = 0  # bytes of the snapshot received so far
+        self._damaged: SnapshotId | None = None  # a snapshot that arrived damaged
         self._applying: Iterator[None] | None = None
 
     # -- start ---------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """The newest whole snapshot becomes the image; the log above it waits for a leader. Raises
+        """Make the newest whole snapshot the image; the log after it waits for a leader. Raises
         UnusableMetadata."""
         log = self._log
         self._loader.left_out = self._leave_out
@@ -126,15 +127,15 @@ class Observer(MetadataReplica):
 
     @property
     def last_fetched_epoch(self) -> int:
-        """Of the last batch in the log, or of the snapshot that an empty log stands on."""
+        """The epoch of the last batch in the log, or of the snapshot before an empty log."""
         if self._log.end_offset == self._log.log_start_offset:
             return self.last_snapshot[1] if self.last_snapshot is not None else 0
         return self._last_log_epoch()
 
-    # -- what is asked -------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------
 
     def request(self) -> Any:
-        """The next Fetch or FetchSnapshot, for the leader, or for any voter while there is none."""
+        """Return the next Fetch or FetchSnapshot, for the leader, or for any voter while there is none."""
         assert self._applying is None, "what was answered is applied first"
         if self._fetching is not None and self.leader is not None:
             return self._snapshot_request(self._fetching)
@@ -144,7 +145,7 @@ class Observer(MetadataReplica):
             current_leader_epoch=self.epoch,
             fetch_offset=self._log.end_offset,
             last_fetched_epoch=self.last_fetched_epoch,
-            partition_max_bytes=0,  # as Kafka: max_bytes is the bound
+            partition_max_bytes=0,  # as in Kafka: max_bytes is the bound
             replica_directory_id=self.directory_id,
             high_watermark=self.high_watermark,
         )
@@ -174,10 +175,10 @@ class Observer(MetadataReplica):
             topics=[cls.Topics(name=TOPIC, partitions=[partition])],
         )
 
-    # -- what is answered ----------------------------------------------------------------------------------
+    # -- answers -------------------------------------------------------------------------------------------
 
     def answered(self, response: Any) -> bool:
-        """The answer to `request`. False: nothing came of it, ask again after a while, perhaps another voter.
+        """Handle the answer to `request`. False: no progress, ask again after a while, perhaps another voter.
         Raises UnusableMetadata, KafkaError (KAFKA_STORAGE_ERROR)."""
         if response.error_code:
             self._complain(response.error_code)
@@ -192,7 +193,7 @@ class Observer(MetadataReplica):
             return False
 
     def leader_is_gone(self) -> None:
-        """It does not answer: any voter is asked who leads. The epoch stays."""
+        """The leader does not answer: ask any voter for the leader. The epoch stays."""
         self.leader = None
         self._fetching = None
 
@@ -215,7 +216,7 @@ class Observer(MetadataReplica):
         return True
 
     def _is_elsewhere(self, code: int, before: Any) -> bool:
-        """An error: did its answer say where to go on?"""
+        """Handle an error. Return whether the answer names the node to ask."""
         if code in (errors.FENCED_LEADER_EPOCH, errors.UNKNOWN_LEADER_EPOCH, errors.NOT_LEADER_OR_FOLLOWER):
             return self.leader is not None and (self.epoch, self.leader) != before
         self._complain(code)
@@ -223,12 +224,11 @@ class Observer(MetadataReplica):
 
     def _complain(self, code: int) -> None:
         before, self.trouble = self.trouble, explained(code, self.cluster_id)
-        if self.trouble != before:  # it is asked again and again
+        if self.trouble != before:  # it is asked repeatedly
             logger.warning("the metadata quorum answers: %s", self.trouble)
 
     def _heard_of(self, partition: Any, endpoints: Any) -> bool:
-        """Learn who leads. False: it is said by one that is behind. Raises Malformed: an epoch has two
-        leaders."""
+        """Learn the leader. False: the sender is behind. Raises Malformed: an epoch has two leaders."""
         leader_id, epoch = partition.current_leader.leader_id, partition.current_leader.leader_epoch
         if epoch < self.epoch:
             return False
@@ -242,7 +242,7 @@ class Observer(MetadataReplica):
         return True
 
     def _enter(self, epoch: int, leader_id: int, at: tuple[str, int] | None) -> None:
-        """This epoch, this leader (-1: not known), which listens there: quorum-state first."""
+        """Enter this epoch with this leader (-1: not known) at this address: quorum-state first."""
         election = ElectionState(
             leader_epoch=epoch,
             leader_id=leader_id if leader_id >= 0 else NOBODY,
@@ -266,7 +266,7 @@ class Observer(MetadataReplica):
             if not batch.is_intact():
                 raise Malformed(f"the metadata batch at offset {batch.base_offset} has a wrong CRC")
             if batch.leader_epoch > self.epoch:
-                return  # of a leader that has not told us of itself yet (KAFKA-18723)
+                return  # from a leader whose epoch we have not entered yet (KAFKA-18723)
             if batch.base_offset != self._log.end_offset or batch.leader_epoch < self._last_log_epoch():
                 raise Malformed(
                     f"a metadata batch of epoch {batch.leader_epoch} at offset {batch.base_offset} cannot"
@@ -282,7 +282,7 @@ class Observer(MetadataReplica):
             self._log.advance_high_watermark(told)
 
     def _truncate(self, epoch: int, end_offset: int) -> None:
-        """To the end of what both logs have of `epoch`, or of the next older one of ours (Kafka:
+        """Truncate to the end of what both logs have of `epoch`, or of the next older one of ours (Kafka:
         RaftLog.truncateToEndOffset)."""
         ours, our_end = self._end_of_epoch(epoch)
         offset = min(our_end, end_offset) if ours == epoch or epoch == 0 else our_end
@@ -296,8 +296,8 @@ class Observer(MetadataReplica):
         logger.info("the metadata log is cut at offset %d: the leader's has another end", offset)
 
     def _end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """(epoch, end offset) in our log: of this epoch, or of the next older one there is; of the oldest
-        snapshot where the log begins with a newer one (Kafka: KafkaRaftLog.endOffsetForEpoch)."""
+        """Return (epoch, end offset) in our log: of this epoch, or of the next older one; of the oldest
+        snapshot if the log begins with a newer one (Kafka: KafkaRaftLog.endOffsetForEpoch)."""
         found, end_offset = self._log.end_offset_for_epoch(epoch)
         if found < 0:
             return self.last_fetched_epoch, self._log.end_offset
@@ -311,7 +311,7 @@ class Observer(MetadataReplica):
 
     def _begin_snapshot_fetch(self, snapshot: SnapshotId) -> None:
         if snapshot == self._damaged:
-            self._damaged = None  # once more, but not at once
+            self._damaged = None  # try once more, but not at once
             raise Malformed(f"snapshot {snapshot} came damaged")
         if min(snapshot) < 0 or snapshot[0] <= self.image.offset:
             raise Malformed(f"snapshot {snapshot} is offered where {self.image.offset} is applied")
@@ -329,7 +329,7 @@ class Observer(MetadataReplica):
         if partition.error_code:
             self._fetching = None
             if partition.error_code in (errors.SNAPSHOT_NOT_FOUND, errors.POSITION_OUT_OF_RANGE):
-                return True  # it is gone: the next Fetch is told of a newer one
+                return True  # it was deleted: the next Fetch gets a newer one
             return self._is_elsewhere(partition.error_code, before)
         told = (partition.snapshot_id.end_offset, partition.snapshot_id.epoch)
         piece = partition.unaligned_records or b""
@@ -353,7 +353,7 @@ class Observer(MetadataReplica):
         return True
 
     def _take_snapshot(self, snapshot: SnapshotId) -> Iterator[None]:
-        """The image and the log begin anew with it, in steps. A damaged one is set aside."""
+        """Begin image and log again from it, in steps. A damaged one is set aside."""
         try:
             yield from self._adopt_steps(snapshot)
         except Malformed as trouble:
@@ -375,11 +375,11 @@ class Observer(MetadataReplica):
         if self.on_snapshot is not None:
             self.on_snapshot(self.image)
 
-    # -- what is committed ---------------------------------------------------------------------------------
+    # -- applying ------------------------------------------------------------------------------------------
 
     def apply(self) -> bool:
-        """Do a step towards the `image` of what is committed; whether there are more. `request` waits for the
-        last. Raises UnusableMetadata."""
+        """Do a step towards the `image` of what is committed; return whether there are more. `request` waits
+        for the last. Raises UnusableMetadata."""
         if self._applying is None:
             if self.image.offset + 1 >= self.high_watermark:
                 return False
@@ -390,7 +390,7 @@ class Observer(MetadataReplica):
         return self.image.offset + 1 < self.high_watermark
 
     def _take_batches(self, start: int, end: int) -> Iterator[None]:
-        """Some batches into the image, in steps."""
+        """Apply some batches to the image, in steps."""
         size = 0
         for raw in self._log.batches(start, end):
             for batch in read_batches(raw):
@@ -412,7 +412,8 @@ class Observer(MetadataReplica):
             self.on_commit(self.image, delta)
 
     def _encoded(self) -> Generator[None, None, list[bytes]]:
-        """What the loader has taken since the last image, in steps, in the newest version: for ourselves."""
+        """Return what the loader has taken since the last image, in steps, in the newest version: for
+        ourselves."""
         values: list[bytes] = []
         for record in self._loader.taken or ():
             values.append(encode_record(record, NEWEST_LEVEL))
@@ -436,14 +437,14 @@ class Observer(MetadataReplica):
 
 
 def _only(topics: Any) -> Any:
-    """The one partition of an answer. Raises Malformed."""
+    """Return the single partition of an answer. Raises Malformed."""
     if len(topics) != 1 or len(topics[0].partitions) != 1:
         raise Malformed("an answer that is not of the metadata log's one partition")
     return topics[0].partitions[0]
 
 
 def explained(code: int, cluster_id: str) -> str:
-    """An error of the quorum's answer to a node that has this cluster id."""
+    """Explain an error in the quorum's answer, for a node with this cluster id."""
     if code == errors.INCONSISTENT_CLUSTER_ID:
         return f"INCONSISTENT_CLUSTER_ID: meta.properties has cluster.id={cluster_id}, the quorum another one"
     return str(KafkaError(code))

@@ -32,7 +32,7 @@ from kafkad.raft.snapshots import data_batch_steps, group_records
 
 logger = logging.getLogger(__name__)
 
-UNCOMMITTED_BYTES_MAX = 32 << 20  # of appends that wait for the quorum; more are refused
+UNCOMMITTED_BYTES_MAX = 32 << 20  # of appends that wait for the quorum; beyond it appends are refused
 
 Committed = Callable[[KafkaError | None], Any]
 
@@ -42,16 +42,16 @@ def not_controller() -> KafkaError:
 
 
 class QuorumLog:
-    """`look` after everything that happens to the node. `on_active` and `on_standby` are called when `term`
-    has changed."""
+    """Call `look` after every event of the node. `on_active` and `on_standby` are called when `term` has
+    changed."""
 
     def __init__(self, node: RaftNode, clock: Any, *, min_insync_replicas: int = 1) -> None:
         self.node = node
         self.node_id = node.node_id
-        self.term: int | None = None  # the epoch in which we are the active controller
+        self.term: int | None = None  # the epoch in which this node is the active controller
         self.on_active: Callable[[], Any] = lambda: None
         self.on_standby: Callable[[], Any] = lambda: None
-        self.on_commit: Any = None  # the Controller's: here the node tells of what is committed
+        self.on_commit: Any = None  # set by the Controller: called by the node for committed batches
         self._clock = clock
         self._min_insync_replicas = min_insync_replicas
         self._head: MetadataImage | None = None
@@ -65,7 +65,7 @@ class QuorumLog:
 
     @property
     def head(self) -> MetadataImage:
-        """Raises KafkaError(NOT_CONTROLLER)."""
+        """The newest image. Raises KafkaError(NOT_CONTROLLER)."""
         if self._head is None:
             raise not_controller()
         return self._head
@@ -77,7 +77,7 @@ class QuorumLog:
     # -- terms ---------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """See what has become of the node. Raises UnusableMetadata."""
+        """Follow changes of the node. Raises UnusableMetadata."""
         node = self.node
         if self.term is not None and not (node.is_leader and node.epoch == self.term):
             self._lose()
@@ -133,9 +133,9 @@ class QuorumLog:
     def append_steps(self, records: Sequence[Any], *, atomic: bool = True) -> Generator[None, None, None]:
         """Append these records, in steps: `head` has them afterwards, and `image` once they are committed.
 
-        Atomic: all in one batch. Else in as many as it takes, each of which may be the last to survive.
-        Nobody else may append before the last step. Raises KafkaError(NOT_CONTROLLER, KAFKA_STORAGE_ERROR),
-        ReplayError; then no further batch was appended."""
+        Atomic: all in one batch. Otherwise in as many as necessary; after a crash only the first ones may be
+        left. Nothing else may be appended before the last step. Raises KafkaError(NOT_CONTROLLER,
+        KAFKA_STORAGE_ERROR), ReplayError; then no further batch was appended."""
         if not records:
             return
         term, level = self.term, self.head.metadata_version or level_in(records)
@@ -172,7 +172,7 @@ class QuorumLog:
                 self._check(term)
                 if self.node.end_offset == base_offset:
                     break
-                loader.forget()  # the quorum has appended new voters meanwhile: the same behind them
+                loader.forget()  # the quorum has appended new voters meanwhile: repeat after them
             self._write(batch, base_offset)
         except BaseException:
             loader.forget()
@@ -211,7 +211,8 @@ class QuorumLog:
     # -- committing ----------------------------------------------------------------------------------------
 
     def await_committed(self, offset: int, callback: Committed) -> None:
-        """`callback(None)` when `image` has reached `offset`, or with the KafkaError that prevents it."""
+        """Call `callback(None)` when `image` has reached `offset`, or with the KafkaError that prevents
+        it."""
         if self.image.offset >= offset:
             callback(None)
         elif self.term is None:
@@ -220,7 +221,7 @@ class QuorumLog:
             self._waiting.append((offset, callback))
 
     def settle(self) -> None:
-        """Nothing to do: only a majority can commit."""
+        """Do nothing: only a majority can commit."""
 
     def _answer(self, trouble: KafkaError | None) -> None:
         if not self._waiting:

@@ -31,7 +31,7 @@ Reply = Callable[[Any], Any]
 
 
 class Standing(NamedTuple):
-    """Who leads which epoch, and where: what every response says. `leader_id` -1: not known."""
+    """The leader of an epoch, and its address: part of every response. `leader_id` -1: not known."""
 
     epoch: int
     leader_id: int
@@ -53,7 +53,7 @@ class Parked(NamedTuple):
 
     request: Any
     partition: Any  # of the request
-    response: Any  # when it came; also the answer where nothing happens
+    response: Any  # as of its arrival; also the answer if nothing happens
     reply: Reply
     deadline_ms: int
 
@@ -77,12 +77,12 @@ def told(response: Any) -> Any | None:
 
 
 def refusal(request: Any, code: int) -> Any:
-    """A response whose error is that of the whole request."""
+    """Return a response with an error for the whole request."""
     return RESPONSES[type(request)](error_code=code)
 
 
 def answer(request: Any, code: int, standing: Standing, **fields: Any) -> Any:
-    """A response about the partition: `fields` are those of the partition's part."""
+    """Return a response about the partition, with `fields` in the partition's part."""
     cls = RESPONSES[type(request)]
     endpoints = [cls.NodeEndpoints(node_id=standing.leader_id, host=standing.host, port=standing.port)]
     nodes = endpoints if standing.leader_id >= 0 and standing.host else []
@@ -116,7 +116,7 @@ def vote(
     *,
     pre_vote: bool,
 ) -> Any:
-    """`last`: (epoch, end offset) of our log."""
+    """Return a Vote request. `last`: (epoch, end offset) of our log."""
     partition = Vote.Topics.Partitions(
         partition_index=0,
         replica_epoch=epoch,

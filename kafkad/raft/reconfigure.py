@@ -36,14 +36,14 @@ RESPONSES: Final[dict[Any, Any]] = {
     Remove: messages.RemoveRaftVoterResponse,
     Update: messages.UpdateRaftVoterResponse,
 }
-CATCH_UP: Final = 10  # request time-outs that a new voter has for it; no longer, for others wait meanwhile
+CATCH_UP: Final = 10  # request timeouts for a new voter to catch up; not more, because others wait
 LOCAL: Final = "localhost"
 OUR_VERSIONS: Final = (0, 1)  # of kraft.version
 
 
 class Pending(NamedTuple):
-    """A change that was begun. `offset` of its VotersRecord; -1: it is not appended yet. `versions` of
-    kraft.version, as the new voter says; None: it has not said."""
+    """A change in progress. `offset` of its VotersRecord; -1: not appended yet. `versions`: the kraft.version
+    range of the new voter; None: not known yet."""
 
     request: Any
     reply: Reply
@@ -55,7 +55,7 @@ class Pending(NamedTuple):
 
 
 def refused(request: Any, code: int, why: str = "", standing: Any = None) -> Any:
-    """A response of this error. `standing`: who leads, which UpdateRaftVoter is told."""
+    """Return a response with this error. `standing`: the leader, for UpdateRaftVoter."""
     cls = RESPONSES[type(request)]
     if cls is not RESPONSES[Update]:
         return cls(error_code=code, error_message=why or None)
@@ -68,7 +68,7 @@ def refused(request: Any, code: int, why: str = "", standing: Any = None) -> Any
 
 
 class VoterChanges:
-    """Of the RaftNode `node`, in every role."""
+    """Belongs to the RaftNode `node`, in every role."""
 
     def __init__(self, node: Any) -> None:
         self._node = node
@@ -113,7 +113,7 @@ class VoterChanges:
             self._update(request, reply, key, endpoints, voters, now_ms)
 
     def _changeable(self, now_ms: int) -> Voters:
-        """The voters, where a change may begin. Raises KafkaError."""
+        """Return the voters, if a change may begin. Raises KafkaError."""
         node = self._node
         self.poll(now_ms)
         if self._pending is not None:
@@ -186,18 +186,18 @@ class VoterChanges:
         return versions
 
     def _note(self, request: Any, key: Key, now_ms: int) -> None:
-        """A JVM voter says what it knows to a leader of controller.quorum.voters, too, until it is answered.
-        Kafka keeps it in memory for an upgrade of kraft.version, which is not there yet."""
+        """Handle an update of a JVM voter under controller.quorum.voters, too, which it repeats until it is
+        answered. Kafka keeps it in memory for an upgrade of kraft.version, which is not supported yet."""
         self._versions_of(request)
         if key[0] not in self._node.voters:
             raise KafkaError(errors.VOTER_NOT_FOUND)
         if self._node.is_voter and key[0] != self._node.node_id:
             self._node.leadership.heard(key[0], now_ms)
 
-    # -- what happens meanwhile ----------------------------------------------------------------------------
+    # -- progress of a change ------------------------------------------------------------------------------
 
     def versions_told(self, node_id: int, response: Any | None, now_ms: int) -> None:
-        """The answer of a new voter to ApiVersions; None: there is none."""
+        """Handle a new voter's answer to ApiVersions; None: there is none."""
         change = self._pending
         if change is None or change.offset >= 0 or change.versions is not None or change.key[0] != node_id:
             return
@@ -218,7 +218,7 @@ class VoterChanges:
         self.look(now_ms)
 
     def look(self, now_ms: int) -> None:
-        """Somebody has fetched, or something is committed: is the next step due?"""
+        """A node has fetched, or something was committed: do the next step if it is due."""
         node, change = self._node, self._pending
         if change is None:
             return
@@ -235,7 +235,7 @@ class VoterChanges:
                 self._end(trouble.code, trouble.message or "")
 
     def poll(self, now_ms: int) -> int | None:
-        """End what takes too long; when to come back."""
+        """End a change that takes too long. Return when to call again."""
         change = self._pending
         if change is not None and change.deadline_ms <= now_ms:
             what = "The new voter has not caught up" if change.offset < 0 else "The change is not committed"
@@ -243,14 +243,14 @@ class VoterChanges:
         return self._pending.deadline_ms if self._pending is not None else None
 
     def lost(self) -> None:
-        """We no longer lead."""
+        """This node no longer leads."""
         self._end(errors.NOT_LEADER_OR_FOLLOWER)
 
-    # -- what a follower needs -----------------------------------------------------------------------------
+    # -- requests of a follower ----------------------------------------------------------------------------
 
     def update_of_ours(self, endpoints: dict[str, tuple[str, int]]) -> Voters | None:
-        """The voters with our endpoints, where the log has others of ours, and we are one of them. A name
-        that others can use is not given up for localhost, which a listener without a host is told as."""
+        """Return the voters with our endpoints, if the log has others for us, and we are a voter. A name that
+        others can use is not replaced by localhost, which stands for a listener without a host."""
         node, voters = self._node, self._node.history.newest.voters
         key = (node.node_id, node.directory_id)
         known = {at[0] for each in voters if key_of(each) == key for at in each.endpoints.values()}
@@ -260,9 +260,9 @@ class VoterChanges:
         return changed if endpoints and changed != voters else None
 
     def wanted(self, endpoints: dict[str, tuple[str, int]], *, auto_join: bool) -> Any | None:
-        """The request for the leader: a voter that listens elsewhere than the log says, or (KIP-853,
-        controller.quorum.auto.join.enable) one that is to become a voter. A voter of our id with another
-        directory is what was ours before: it is removed first."""
+        """Return the request for the leader: from a voter with another address than the log has, or (KIP-853,
+        controller.quorum.auto.join.enable) from one that wants to become a voter. A voter with our id and
+        another directory is our former self: it is removed first."""
         node = self._node
         cluster_id, key = node.cluster_id, (node.node_id, node.directory_id)
         _, version, voters = node.history.newest
@@ -288,9 +288,9 @@ class VoterChanges:
     # -- appending -----------------------------------------------------------------------------------------
 
     def _append(self, change: Pending, voters: Iterable[Voter]) -> None:
-        """Raises KafkaError; then nothing has changed."""
+        """Append a voter set. Raises KafkaError; then nothing has changed."""
         ordered = sorted(voters, key=key_of)
-        # Appending may commit at once: then it is looked for.
+        # Appending may commit at once: `look` must find it then.
         offset = self._node.end_offset
         self._pending = change._replace(offset=offset)
         try:
@@ -316,7 +316,7 @@ class VoterChanges:
 
 
 def update_request(cluster_id: str, epoch: int, key: Key, endpoints: dict[str, tuple[str, int]]) -> Any:
-    """Of a voter that listens elsewhere than the log says."""
+    """Return the request of a voter with another address than the log has."""
     return Update(
         cluster_id=cluster_id,
         current_leader_epoch=epoch,
@@ -332,5 +332,5 @@ def update_request(cluster_id: str, epoch: int, key: Key, endpoints: dict[str, t
 
 
 def batch_of(records: list[Any], epoch: int, now_ms: int) -> Callable[[int], bytearray]:
-    """As RaftNode.append takes it."""
+    """Return the batch function for RaftNode.append."""
     return lambda base_offset: control_batch(records, base_offset=base_offset, epoch=epoch, now_ms=now_ms)

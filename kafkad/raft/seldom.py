@@ -14,7 +14,7 @@ class Seldom:
         self._said_ms: dict[object, int] = {}
 
     def due(self, key: object, now_ms: int) -> bool:
-        """Whether to say it now: it is new, or 30 s have gone by since it was said."""
+        """Return whether to log it now: it is new, or was last logged 30 s ago."""
         before = self._said_ms.get(key)
         if before is not None and now_ms - before < AGAIN_MS:
             return False
@@ -24,5 +24,5 @@ class Seldom:
         return True
 
     def over(self) -> None:
-        """It went well: the next trouble is new."""
+        """The condition is over: the next one counts as new."""
         self._said_ms.clear()

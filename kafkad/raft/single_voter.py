@@ -50,21 +50,21 @@ from kafkad.raft.snapshots import (
 
 logger = logging.getLogger(__name__)
 
-# Where kafkad has no controller listener, a voter still needs an address in the voter set; a Kafka that opens
-# the directory puts its own in.
+# Without a controller listener, a voter still needs an address in the voter set; a Kafka that opens the
+# directory replaces it by its own.
 _NO_LISTENER: Final = {"CONTROLLER": ("localhost", 9093)}
 
 
-UNFLUSHED_BYTES_MAX: Final = 32 << 20  # of appends that wait for a flush; more are refused
+UNFLUSHED_BYTES_MAX: Final = 32 << 20  # of appends that wait for a flush; beyond it appends are refused
 
 Committed = Callable[[KafkaError | None], Any]
 
 
 class Appended(NamedTuple):
-    """One batch that is in the log and not committed yet; `image` is the one after it."""
+    """One batch that is in the log and not committed yet; `image` is the image after it."""
 
     values: list[bytes]  # its records, encoded
-    previous: int  # offset of the image before
+    previous: int  # offset of the previous image
     image: MetadataImage
     delta: Delta
     size: int  # bytes in the log
@@ -72,7 +72,7 @@ class Appended(NamedTuple):
 
 class SingleVoter(MetadataReplica):
     """The one voter of a quorum. `image` is what is committed, `head` what is appended; both are replaced,
-    never changed. `on_commit` is called with each batch that is committed, in order, when `image` has it."""
+    never changed. `on_commit` is called with each committed batch, in order, when `image` has it."""
 
     def __init__(
         self,
@@ -90,8 +90,7 @@ class SingleVoter(MetadataReplica):
         call_soon: Callable[[Callable[[], Any]], Any] | None = None,
     ) -> None:
         """`static_voters`: the ids of controller.quorum.voters. `endpoints`: our controller listeners, as
-        advertised. `call_soon` runs commits on the loop; without it they run where the log says that it is
-        flushed."""
+        advertised. `call_soon` runs commits on the loop; without it they run when the log reports a flush."""
         super().__init__(MetadataImage(cluster_id, node_id), log, files, clock, policy)
         self.node_id = node_id
         self.directory_id = directory_id
@@ -109,8 +108,8 @@ class SingleVoter(MetadataReplica):
 
     @classmethod
     def configured(cls, config: BrokerConfig, **surroundings: Any) -> "SingleVoter":
-        """As a server.properties (config.BrokerConfig) wants it; `surroundings` are the arguments that it
-        cannot know."""
+        """Create it from a server.properties (config.BrokerConfig); `surroundings` are the other
+        arguments."""
         told = {endpoint.listener: endpoint for endpoint in config.controller_endpoints}
         told |= {point.listener: point for point in config.advertised_endpoints if point.listener in told}
         return cls(
@@ -125,7 +124,7 @@ class SingleVoter(MetadataReplica):
     # -- start ---------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Load what is there; a directory that was never used is formatted first. Raises UnusableMetadata."""
+        """Load the metadata; a directory that was never used is formatted first. Raises UnusableMetadata."""
         self._loader.left_out = self._leave_out
         self._files.delete_leftovers()
         self._snapshot_ms = self._clock.monotonic_ms()
@@ -149,12 +148,12 @@ class SingleVoter(MetadataReplica):
         self.last_snapshot = snapshot
         last_epoch = self._replay_log(snapshot[0] if snapshot is not None else 0)
         self.image, _ = self._loader.finish()
-        self._loader.left_out = None  # what we append follows the image
+        self._loader.left_out = None  # our appends follow the image
         if self._left_out:
             logger.error("%s: %d metadata records were left out", self._log.directory, self._left_out)
         self.head = self.image
-        self._decoder = Decoder()  # what the old one remembers is not needed any more
-        self.image.kraft_version = self._kraft_version  # nobody else has seen this image yet
+        self._decoder = Decoder()  # the old one's memory is not needed any more
+        self.image.kraft_version = self._kraft_version  # this image is not shared yet
         trouble = features.unsupported(self.image.features)
         if trouble is not None:
             raise UnusableMetadata(f"{self._log.directory}: {trouble}")
@@ -173,8 +172,7 @@ class SingleVoter(MetadataReplica):
         logger.info("formatted %s for a metadata log of its own", self._log.directory)
 
     def _replay_log(self, start: int) -> int:
-        """Feed the log from `start` on; the epoch of its last batch, 0 without one. Raises
-        UnusableMetadata."""
+        """Feed the log from `start` on; return the epoch of its last batch, or 0. Raises UnusableMetadata."""
         epoch = 0
         for raw in self._log.batches(start, self._log.end_offset):
             self._new_bytes += len(raw)
@@ -214,7 +212,7 @@ class SingleVoter(MetadataReplica):
     # -- leading -------------------------------------------------------------------------------------------
 
     def lead(self) -> None:
-        """Begin a new epoch as its leader; on an empty log, write the bootstrap records too."""
+        """Begin a new epoch as its leader; in an empty log, write the bootstrap records, too."""
         assert not self.is_leader
         self.epoch += 1
         election = ElectionState(leader_epoch=self.epoch, leader_id=self.node_id, voters=(self.node_id,))
@@ -243,8 +241,8 @@ class SingleVoter(MetadataReplica):
             self.image = self.head
 
     def _voters_update(self) -> list[Any]:
-        """With kraft.version 1: the voter set, where it does not stand in the log yet or says where we once
-        listened."""
+        """Return, with kraft.version 1, the voter set, if the log does not have it yet or has an old address
+        of ours."""
         if self._kraft_version == 0:
             return []
         [recorded] = self._voters
@@ -270,20 +268,20 @@ class SingleVoter(MetadataReplica):
 
     @property
     def next_offset(self) -> int:
-        """The offset that the next record will have."""
+        """The offset of the next record."""
         return self._log.end_offset
 
     def append(self, records: Sequence[Any], *, atomic: bool = True) -> None:
-        """`append_steps`, all of them now."""
+        """Do all of `append_steps` now."""
         for _ in self.append_steps(records, atomic=atomic):
             pass
 
     def append_steps(self, records: Sequence[Any], *, atomic: bool = True) -> Generator[None, None, None]:
         """Append these records, in steps: `head` has them afterwards, and `image` once they are flushed.
 
-        Atomic: all in one batch. Else in as many as it takes, each of which may be the last to survive.
-        Nobody else may append before the last step. Raises KafkaError(KAFKA_STORAGE_ERROR), ReplayError; then
-        no further batch was appended.
+        Atomic: all in one batch. Otherwise in as many as necessary; after a crash only the first ones may be
+        left. Nothing else may be appended before the last step. Raises KafkaError(KAFKA_STORAGE_ERROR),
+        ReplayError; then no further batch was appended.
         """
         assert self.is_leader
         level = self.head.metadata_version or level_in(records)
@@ -300,7 +298,7 @@ class SingleVoter(MetadataReplica):
             first += len(group)
 
     def _append_batch(self, records: Sequence[Any], values: list[bytes]) -> Iterator[None]:
-        """One batch into the log, replayed, and not flushed yet."""
+        """Replay one batch and append it to the log, without a flush."""
         self._check_writable()
         now_ms = self._clock.now_ms()
         base_offset = self._log.end_offset
@@ -341,8 +339,8 @@ class SingleVoter(MetadataReplica):
             )
 
     def _write(self, batch: bytearray, record_count: int, now_ms: int) -> None:
-        """One batch into the log, not flushed yet. Where that fails the log is as it was: a full disk, say,
-        on which there may be room again."""
+        """Append one batch to the log, without a flush. After a failure the log is unchanged: for example
+        after a full disk, which may have room again later."""
         expected = self._log.end_offset
         try:
             base_offset = self._log.append(batch, now_ms, origin="raft", epoch=self.epoch)
@@ -356,7 +354,8 @@ class SingleVoter(MetadataReplica):
     # -- committing ----------------------------------------------------------------------------------------
 
     def await_committed(self, offset: int, callback: Committed) -> None:
-        """`callback(None)` when `image` has reached `offset`, or with the KafkaError that prevents it."""
+        """Call `callback(None)` when `image` has reached `offset`, or with the KafkaError that prevents
+        it."""
         if self.image.offset >= offset:
             callback(None)
         elif self._broken:
@@ -365,8 +364,8 @@ class SingleVoter(MetadataReplica):
             self._waiting.append((offset, callback))
 
     def settle(self) -> None:
-        """Flush and commit all that is appended, here and now: for start and stop. Raises KafkaError,
-        OSError; after a shortage it may be called again."""
+        """Flush and commit everything appended, here and now: for start and stop. Raises KafkaError, OSError;
+        after a shortage it may be called again."""
         if self._pending and not self._broken:
             self._log.flush()
             self._commit(self._log.end_offset)
@@ -388,7 +387,7 @@ class SingleVoter(MetadataReplica):
             self._request_flush()
 
     def _commit(self, end_offset: int) -> None:
-        """What was appended below `end_offset` is on the disk."""
+        """Everything appended below `end_offset` is on disk."""
         while self._pending and self._pending[0].image.offset < end_offset:
             appended = self._pending.popleft()
             self._pending_bytes -= appended.size
@@ -398,7 +397,7 @@ class SingleVoter(MetadataReplica):
         self._answer(None)
 
     def _answer(self, trouble: KafkaError | None) -> None:
-        """Tell those whose offset is committed, or all with `trouble`."""
+        """Call the callbacks whose offset is committed, or all of them with `trouble`."""
         ready = [each for each in self._waiting if trouble is not None or each[0] <= self.image.offset]
         self._waiting = [each for each in self._waiting if trouble is None and each[0] > self.image.offset]
         for _, callback in ready:
@@ -409,7 +408,7 @@ class SingleVoter(MetadataReplica):
             return  # the log was closed
         self._broken = str(trouble) or type(trouble).__name__
         logger.error("the metadata log in %s could not be flushed: %s", self._log.directory, self._broken)
-        self._pending.clear()  # `head` stays: whatever was planned on it is not committed
+        self._pending.clear()  # `head` stays: what was planned on it is not committed
         self._pending_bytes = 0
         self._answer(_unknown(self._broken))
 

@@ -23,11 +23,11 @@ from kafkad.raft.control_records import Voter, control_batch, read_control, read
 
 BATCH_SIZE_MAX: Final = 8 << 20  # bytes of one batch; Kafka: KafkaRaftClient.MAX_BATCH_SIZE_BYTES
 _BATCH_RECORDS: Final = 1024  # Kafka: RaftSnapshotWriter's batch
-_RECORD_OVERHEAD: Final = 32  # more than the frame of a record takes
+_RECORD_OVERHEAD: Final = 32  # more than the frame of a record
 
 
 class Snapshot(NamedTuple):
-    """What a snapshot holds; `timestamp_ms` is the append time of the last log record in it."""
+    """The contents of a snapshot; `timestamp_ms` is the append time of the last log record in it."""
 
     records: list[Any]
     timestamp_ms: int
@@ -44,7 +44,7 @@ def build_snapshot(
     kraft_version: int = 0,
     voters: Iterable[Voter] = (),
 ) -> Iterator[bytearray]:
-    """The batches of a snapshot of these encoded records, one after the other."""
+    """Yield the batches of a snapshot of these encoded records."""
     header: list[Any] = [messages.SnapshotHeaderRecord(last_contained_log_timestamp=timestamp_ms)]
     if kraft_version > 0:
         header.append(messages.KRaftVersionRecord(k_raft_version=kraft_version))
@@ -58,7 +58,7 @@ def build_snapshot(
 
 
 def read_snapshot(content: bytes, decode: Callable[[bytes], Any] = decode_record) -> Snapshot:
-    """Raises Malformed: the snapshot is not whole."""
+    """Parse a snapshot. Raises Malformed: the snapshot is not whole."""
     steps = read_snapshot_steps(content, decode, len(content))
     while True:
         try:
@@ -71,7 +71,7 @@ def read_snapshot(content: bytes, decode: Callable[[bytes], Any] = decode_record
 def read_snapshot_steps(
     content: bytes, decode: Callable[[bytes], Any], step: int
 ) -> Generator[None, None, Snapshot]:
-    """`read_snapshot`, so many records a step."""
+    """Do `read_snapshot`, with this many records per step."""
     header: Any = None
     footer = False
     kraft_version = 0
@@ -109,7 +109,7 @@ def read_snapshot_steps(
 
 
 def read_timestamp(content: bytes) -> int:
-    """Append time of the last log record in a snapshot, from its header. Raises Malformed."""
+    """Return the append time of the last log record in a snapshot, from its header. Raises Malformed."""
     for batch in read_batches(content):
         for message in read_control(batch) if batch.is_control else ():
             if type(message) is messages.SnapshotHeaderRecord:
@@ -131,7 +131,7 @@ def data_batch(values: list[bytes], *, base_offset: int, epoch: int, now_ms: int
 def data_batch_steps(
     values: list[bytes], step: int, *, base_offset: int, epoch: int, now_ms: int
 ) -> Generator[None, None, bytearray]:
-    """`data_batch`, so many records a step."""
+    """Do `data_batch`, with this many records per step."""
     records: list[Record] = []
     for first in range(0, len(values), step):
         records += [Record(key=None, value=value, timestamp=now_ms) for value in values[first : first + step]]
@@ -140,7 +140,7 @@ def data_batch_steps(
 
 
 def group_records(values: Iterable[bytes], *, count_max: int = 1 << 30) -> Iterator[list[bytes]]:
-    """Encoded records in groups of which each fits one batch."""
+    """Yield encoded records in groups, each of which fits in one batch."""
     group: list[bytes] = []
     size = 0
     for value in values:

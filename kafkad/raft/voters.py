@@ -17,7 +17,7 @@ Voters = tuple[Voter, ...]
 
 
 class Entry(NamedTuple):
-    """What counts from this offset on; -1: what the nodes were formatted with, or nothing."""
+    """The set from this offset on; -1: the set with which the nodes were formatted, or none."""
 
     offset: int = -1
     kraft_version: int = 0
@@ -25,7 +25,7 @@ class Entry(NamedTuple):
 
 
 class VoterHistory:
-    """`newest` counts. There is always one."""
+    """`newest` is in effect. There is always one."""
 
     def __init__(self) -> None:
         self._entries = [Entry()]
@@ -38,7 +38,7 @@ class VoterHistory:
         self._entries = [Entry(offset, kraft_version, voters)]
 
     def note(self, batch: Any) -> None:
-        """Raises Malformed."""
+        """Take a batch that was appended. Raises Malformed."""
         if not batch.is_control:
             return
         _, version, voters = self.newest
@@ -56,12 +56,12 @@ class VoterHistory:
             self._entries.pop()
 
     def may_vote(self, key: Key, committed: int) -> bool:
-        """Whether it is in any set that may be the committed one."""
+        """Return whether the voter is in any set that may be the committed one."""
         self.forget(committed)
         return any(key_of(voter) == key for entry in self._entries for voter in entry.voters)
 
     def forget(self, committed: int) -> None:
-        """All below this offset is committed: of the sets there, only the newest is still needed."""
+        """Everything below this offset is committed: of the sets there, only the newest is still needed."""
         while len(self._entries) > 1 and self._entries[1].offset < committed:
             del self._entries[0]
 
@@ -71,13 +71,13 @@ def key_of(voter: Voter) -> Key:
 
 
 def without(voters: Voters, key: Key) -> Voters | None:
-    """None: there is no such voter."""
+    """Return the voters without this one; None: it is not a voter."""
     left = tuple(voter for voter in voters if key_of(voter) != key)
     return left if len(left) < len(voters) else None
 
 
 def replaced(voters: Voters, new: Voter) -> Voters | None:
-    """This voter with other endpoints or versions; None: it is no voter."""
+    """Return the voters with new endpoints or versions of this one; None: it is not a voter."""
     if all(key_of(voter) != key_of(new) for voter in voters):
         return None
     return tuple(new if key_of(voter) == key_of(new) else voter for voter in voters)

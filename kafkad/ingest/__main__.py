@@ -38,8 +38,8 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # spark-submit runs this file by its path: then its folder is where modules are looked for first, and ours
-    # (metrics, session, …) would stand in for others' of the same name
+    # spark-submit runs this file by its path, so its folder is searched first for modules, and ours (metrics,
+    # session, ...) would hide others of the same name.
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE]
     if str(HERE.parent.parent) not in sys.path:
         sys.path.append(str(HERE.parent.parent))

@@ -28,25 +28,25 @@ from kafkad.spark.planning import Range
 if TYPE_CHECKING:
     from kafkad.ingest.checkpoint import Offsets
 
-TASK_ATTEMPTS = 4  # as spark.task.maxFailures
-TASK_BYTES = 64 << 20  # of one task: what a worker reads in a few seconds
-TASK_BYTES_MIN = 4 << 20  # below this another task costs more than it brings, and makes another small file
+TASK_ATTEMPTS = 4  # like spark.task.maxFailures
+TASK_BYTES = 64 << 20  # per task: what a worker reads in a few seconds
+TASK_BYTES_MIN = 4 << 20  # below this, another task costs more than it saves, and writes another small file
 
 
-LEFT_SHARE = 0.01  # of a batch: as few are taken along, rather than be a batch and files of their own
+LEFT_SHARE = 0.01  # of a batch: a smaller rest is included, instead of being a batch and files of its own
 
 
 class DataLoss(Exception):
-    """Records were gone before they were read; the message says where and how many."""
+    """Records were deleted before they were read; the message says where and how many."""
 
 
 def client_options(source: Source) -> dict[str, str]:
-    """[source] kafka. A table holds what was committed, unless the file says otherwise."""
+    """Return [source] kafka. A table holds committed records only, unless the file says otherwise."""
     return {"isolation.level": "read_committed", **source.kafka}
 
 
 def source_options(source: Source, *, headers: bool = False) -> dict[str, str]:
-    """A pipeline's [source] as options of format("kafkad")."""
+    """Return a pipeline's [source] as options of format("kafkad")."""
     options = {f"kafka.{name}": value for name, value in client_options(source).items()}
     if source.bootstrap:
         options["kafka.bootstrap.servers"] = source.bootstrap
@@ -62,7 +62,7 @@ def source_options(source: Source, *, headers: bool = False) -> dict[str, str]:
         options["startingTimestamp"] = str(milliseconds(source.start))
         options["startingOffsetsByTimestampStrategy"] = "latest"
     options["failOnDataLoss"] = str(source.fail_on_data_loss).lower()
-    # a task waits a part of it, since Spark gives a task several attempts
+    # a task waits for a part of it, because Spark gives a task several attempts
     options["kafkaConsumer.pollTimeoutMs"] = str(max(1000, int(source.retry_for * 1000 / TASK_ATTEMPTS)))
     if source.retry_for < FIRST_TIMEOUT_S:
         options.setdefault("kafka.default.api.timeout.ms", str(max(1000, int(source.retry_for * 1000))))
@@ -72,13 +72,13 @@ def source_options(source: Source, *, headers: bool = False) -> dict[str, str]:
 
 
 def milliseconds(text: str) -> int:
-    """Since 1970, of an RFC 3339 time; without a zone it is UTC. ValueError."""
+    """Return milliseconds since 1970 for an RFC 3339 time; without a zone it is UTC. Raises ValueError."""
     at = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
     return int((at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp() * 1000)
 
 
 def offset_reader(options: ReadOptions) -> OffsetReader:
-    """Of brokers, or of a directory of theirs."""
+    """Return a reader of offsets from brokers, or from a broker's directory."""
     if options.log_dir is None:
         return OffsetReader(options)
     from kafkad.spark.segment_scan import DirectoryOffsets
@@ -92,7 +92,7 @@ def read_options_of(pipeline: Pipeline) -> ReadOptions:
 
 
 class Backlog:
-    """`look()` asks the brokers anew; the rest answers from what it saw."""
+    """`look()` queries the brokers; everything else uses its result."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.source = pipeline.source
@@ -101,8 +101,8 @@ class Backlog:
         self.earliest: Offsets = {}
         self.latest: Offsets = {}
         self.weights: Mapping[tuple[str, int], float] = {}
-        self.known_ids: Mapping[str, str] = {}  # of topics as they were when they were read: the checkpoint's
-        self.reader_ids: Mapping[str, str] = {}  # and as they are
+        self.known_ids: Mapping[str, str] = {}  # of topics when they were read: from the checkpoint
+        self.reader_ids: Mapping[str, str] = {}  # and of the topics now
 
     def look(self) -> None:
         partitions = self.reader.partitions(gone_is_loss=True)
@@ -114,7 +114,7 @@ class Backlog:
             self.weights = self.reader.bytes_per_offset(partitions)
 
     def weights_of_files(self) -> dict[tuple[str, int], float]:
-        """Bytes per offset, where the segment files are at hand."""
+        """Bytes per offset, if the segment files are accessible."""
         from kafkad.spark.segment_files import logs_in
 
         found = {}
@@ -127,16 +127,16 @@ class Backlog:
         return found
 
     def first(self) -> Offsets:
-        """Where a pipeline begins that never ran. ValueError for a topic that is not there."""
+        """Return where a new pipeline begins. Raises ValueError for a topic that does not exist."""
         partitions = self.reader.partitions()
-        if self.source.start.startswith("{"):  # what it does not name begins at its earliest
+        if self.source.start.startswith("{"):  # others begin at their earliest offset
             named = dict(self.options.start.at or ())
             return self.reader.settled({where: named.get(where, EARLIEST) for where in partitions})
         return self.reader.settled(self.reader.resolve(self.options.start, partitions, starting=True))
 
     def next(self, position: Offsets, upto: Offsets | None = None) -> tuple[Offsets, Offsets, int] | None:
-        """(start, end, offsets lost) of the next batch, None if nothing is there. `upto`: where this run
-        ends. Raises DataLoss.
+        """Return (start, end, offsets lost) of the next batch, or None if there is no data. `upto`: where
+        this run ends. Raises DataLoss.
         """
         latest = dict(self.latest)
         if upto is not None:
@@ -162,8 +162,8 @@ class Backlog:
         return start, end, lost
 
     def start_of(self, position: Offsets) -> tuple[Offsets, int]:
-        """Where each partition that exists goes on, and how many offsets are gone. A topic that was deleted
-        and made anew is told by its id, also when it is longer by now than it was.
+        """Return where each existing partition continues, and how many offsets are lost. A topic that was
+        deleted and created again is recognised by its id, even if it is longer now than before.
         """
         start, sentences, lost = {}, [], 0
         for where, latest in self.latest.items():
@@ -196,7 +196,7 @@ class Backlog:
         return now is not None and then is not None and now != then
 
     def is_ours(self, topic: str) -> bool:
-        """Whether the pipeline still names the topic; one taken out of its file is no loss."""
+        """Return whether the pipeline still names the topic; a topic removed from its file is no loss."""
         return topic in self.source.topics
 
     def lag(self, position: Offsets) -> int:
@@ -205,8 +205,8 @@ class Backlog:
         )
 
     def tasks(self, ranges: list[tuple[str, int, int, int]], cores: int) -> list[list[Range]]:
-        """Ranges as tasks of about TASK_BYTES: enough for all cores when there is enough to read, and few
-        when there is little, since each task leaves files of its own.
+        """Return ranges as tasks of about TASK_BYTES: enough for all cores if there is enough to read, and
+        few if there is little, because each task writes its own files.
         """
         wanted = [Range(*each) for each in ranges]
         mean = sum(self.weights.values()) / len(self.weights) if self.weights else 0.0

@@ -33,7 +33,7 @@ from typing import Any
 from kafkad.spark.offsets import as_json, from_json
 
 FORMAT = 1
-KEPT = 100  # batches whose records stay for `status`
+KEPT = 100  # batches whose records are kept for `status`
 SUMMED = ("offsets", "records", "rows", "bad", "bytes", "files", "file_bytes")
 WITHIN_TABLE = "_kafkad/checkpoint"
 
@@ -45,19 +45,19 @@ class Busy(Exception):
 
 
 class Foreign(Exception):
-    """The directory holds something else than a checkpoint of this pipeline's."""
+    """The directory contains something else than a checkpoint of this pipeline."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one batch reads: start <= offset < end in each partition."""
+    """The range of one batch: start <= offset < end in each partition."""
 
     id: int
     start: Offsets
     end: Offsets
 
     def ranges(self) -> list[tuple[str, int, int, int]]:
-        """(topic, partition, start, end), those with something in them."""
+        """Return (topic, partition, start, end) of the ranges that are not empty."""
         return [
             (*where, self.start[where], end)
             for where, end in sorted(self.end.items())
@@ -66,14 +66,14 @@ class Batch:
 
     @property
     def records(self) -> int:
-        """Offsets within; of a compacted topic there may be fewer records."""
+        """The number of offsets; a compacted topic may have fewer records."""
         return sum(end - start for _, _, start, end in self.ranges())
 
 
 class Checkpoint:
-    """`with Checkpoint(path, name) as checkpoint`: held until closed. Raises Busy, Foreign, OSError.
+    """`with Checkpoint(path, name) as checkpoint`: locked until closed. Raises Busy, Foreign, OSError.
 
-    With `read_only` nothing is created, written or locked, for `status` and `plan` beside a run.
+    With `read_only` nothing is created, written or locked, for `status` and `plan` during a run.
     """
 
     def __init__(self, path: str | os.PathLike[str], pipeline: str, *, read_only: bool = False) -> None:
@@ -136,7 +136,7 @@ class Checkpoint:
         return self.planned() is None
 
     def planned(self) -> Batch | None:
-        """The batch that was planned last."""
+        """Return the batch that was planned last."""
         numbers = self._numbers("planned")
         if not numbers:
             return None
@@ -144,17 +144,18 @@ class Checkpoint:
         return Batch(record["batch"], from_json(record["start"]), from_json(record["end"]))
 
     def unfinished(self) -> Batch | None:
-        """The batch that was planned and not done; a run begins with it."""
+        """Return the batch that was planned and not done; a run begins with it."""
         batch = self.planned()
         return None if batch is None or self._file(batch.id, "done").exists() else batch
 
     def position(self) -> Offsets:
-        """Where the next batch begins, of every partition ever read."""
+        """Return where the next batch begins, for every partition ever read."""
         batch = self.planned()
         return {} if batch is None else dict(batch.end)
 
     def plan(self, start: Offsets, end: Offsets) -> Batch:
-        """Makes the next batch, durably. What was read before and is not named keeps its position."""
+        """Record the next batch, durably. Partitions that were read before and are not named keep their
+        position."""
         last = self.planned()
         assert self.unfinished() is None, "one batch at a time"
         known = {} if last is None else last.end
@@ -172,12 +173,12 @@ class Checkpoint:
             write_whole(self.path / "starts.json", as_json({**known, **new}))
 
     def starts(self) -> Offsets:
-        """Where each partition was begun."""
+        """Return where each partition was begun."""
         place = self.path / "starts.json"
         return from_json(json.loads(place.read_text())) if place.exists() else {}
 
     def topic_ids(self) -> dict[str, str]:
-        """The ids that topics had when they were read, where brokers tell ids."""
+        """Return the topics' ids when they were read, if brokers report ids."""
         place = self.path / "topics.json"
         return dict(json.loads(place.read_text())) if place.exists() else {}
 
@@ -187,17 +188,17 @@ class Checkpoint:
             write_whole(self.path / "topics.json", {**known, **ids})
 
     def landed(self) -> Offsets:
-        """How far the table is, of each partition."""
+        """Return how far the table has each partition."""
         unfinished = self.unfinished()
         return self.position() if unfinished is None else dict(unfinished.start)
 
     def done(self, batch: Batch, did: dict[str, Any]) -> dict[str, Any]:
-        """Notes that the table has the batch; answers what was noted, totals included."""
+        """Record that the table has the batch; return the record, including totals."""
         before = self.history()
         totals = dict(before[-1]["totals"]) if before else {}
         for name in SUMMED:
             totals[name] = totals.get(name, 0) + did.get(name, 0)
-        totals["batches"] = totals.get("batches", 0) + int(bool(did))  # the first only notes where we begin
+        totals["batches"] = totals.get("batches", 0) + int(bool(did))  # the first one has only our start
         record = {"batch": batch.id, **did, "totals": totals}
         write_whole(self._file(batch.id, "done"), record)
         for kind in ("planned", "done"):
@@ -206,7 +207,7 @@ class Checkpoint:
         return record
 
     def history(self) -> list[dict[str, Any]]:
-        """What the last batches did, oldest first."""
+        """Return the records of the last batches, oldest first."""
         return [json.loads(self._file(number, "done").read_text()) for number in self._numbers("done")]
 
     def _numbers(self, kind: str) -> list[int]:
@@ -219,7 +220,7 @@ class Checkpoint:
 
 
 def write_whole(path: Path, document: dict[str, Any]) -> None:
-    """The file is there with all of it, and on the disk, or not at all."""
+    """Write the file atomically and durably."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(scratch, "w") as file:

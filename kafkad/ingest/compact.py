@@ -22,13 +22,13 @@ from kafkad.ingest import landing
 from kafkad.ingest.table import FileEntry, Staging, Table, TableError, step
 
 APPLICATION = "kafkad-compact"
-SMALL = 0.75  # of the target: a file below it is worth another write
+SMALL = 0.75  # of the target: a smaller file is worth rewriting
 BATCH_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Compacted:
-    """What a compaction did: files and bytes before and after, of those that it touched."""
+    """The result of a compaction: files and bytes before and after, of the rewritten files."""
 
     files_before: int = 0
     files_after: int = 0
@@ -39,7 +39,7 @@ class Compacted:
 
 
 def plan(files: Sequence[FileEntry], target_bytes: int) -> list[list[FileEntry]]:
-    """Groups of two files or more, each of one partition and of about `target_bytes`."""
+    """Return groups of two or more files, each of one partition and of about `target_bytes`."""
     by_partition: dict[tuple[tuple[str, str | None], ...], list[FileEntry]] = {}
     for file in files:
         if file.bytes < target_bytes * SMALL:
@@ -64,8 +64,8 @@ def first_offset(file: FileEntry) -> tuple[str, int, int, str]:
 
 
 def compact_table(table: Table, target_bytes: int) -> Compacted:
-    """Rewrites what is small, a partition a version. TableError when the table changed under it in a way that
-    another compaction would.
+    """Rewrite small files, one partition per version. Raises TableError if the table changed meanwhile as
+    another compaction would change it.
     """
     with only_one(table):
         table.recover()
@@ -99,7 +99,7 @@ def rewrite_small(table: Table, target_bytes: int) -> Compacted:
 
 
 def rewrite(group: Sequence[FileEntry], staging: Staging) -> FileEntry:
-    """One new file with the rows of these, staged."""
+    """Write one new file with the rows of these files to the staging area."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -131,7 +131,7 @@ def rewrite(group: Sequence[FileEntry], staging: Staging) -> FileEntry:
 
 @contextlib.contextmanager
 def only_one(table: Table) -> Iterator[None]:
-    """TableError while another compaction is at work."""
+    """Hold the table's compaction lock. Raises TableError while another compaction is running."""
     table.own.mkdir(parents=True, exist_ok=True)
     with open(table.own / "compacting", "a") as lock:
         try:

@@ -27,7 +27,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class DlqSink:
-    """What a DLQ has for a [sink]."""
+    """The DLQ's counterpart of a [sink]."""
 
     path: str
     type: str = "parquet"

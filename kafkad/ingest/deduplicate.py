@@ -45,7 +45,7 @@ PASSING = ("Python worker failed to connect back", "Python worker exited unexpec
 
 
 class StreamRun(Run):
-    """A run whose batches Spark's Structured Streaming makes."""
+    """A run whose batches come from Spark's Structured Streaming."""
 
     def to_end(self) -> Ended:
         self.application = f"{self.checkpoint.id}-stream"
@@ -68,13 +68,14 @@ class StreamRun(Run):
         return Ended(why, self.progress.end(why, lag, place_of(self.pipeline)))
 
     def watch(self, query: Any) -> BaseException | None:
-        """Follows the query to its end; what ended it. One that failed for lack of a Python worker (killed,
-        or too slow to start) is taken up again where Spark's checkpoint is, some times between two batches.
+        """Watch the query until it ends; return what ended it. A query that failed for lack of a Python
+        worker (killed, or too slow to start) is restarted from Spark's checkpoint, a few times between two
+        batches.
         """
         self.progress.doing()
         seen, failed = -1, 0
         while True:
-            active = query.isActive  # before the progress is read, so that the last of it is not missed
+            active = query.isActive  # before the progress is read, so that its end is not missed
             for progress in query.recentProgress:
                 if progress["batchId"] > seen:
                     seen, failed = progress["batchId"], 0
@@ -89,7 +90,7 @@ class StreamRun(Run):
                 self.trouble = None
                 query = self.attempt("taking up the stream", self.start)
             elif self.stop:
-                query.stop()  # a batch that this cuts off is done again by the next run
+                query.stop()  # the next run repeats a batch that this interrupts
             time.sleep(POLL_S)
 
     # --- the query
@@ -121,8 +122,8 @@ class StreamRun(Run):
         return writer.trigger(processingTime=f"{int(interval * 1000)} milliseconds").start()
 
     def stream_rows(self) -> DataFrame:
-        """The columns of tasks.rows_schema. The source gives records as they are, for the tasks that decode
-        to count them and put aside what is bad.
+        """Return the columns of tasks.rows_schema. The source returns records unchanged; the tasks that
+        decode them count them and put bad ones aside.
         """
         source = self.pipeline.source
         options = source_options(source, headers=self.settings.bad == "dlq")
@@ -145,14 +146,14 @@ class StreamRun(Run):
         return fetched.mapInArrow(function, spark_schema(tasks.rows_schema(self.settings)))
 
     def position_of_all(self) -> Offsets:
-        """Only a first run of the stream asks: where ours is, of every partition there is."""
+        """Return the position of every partition. Only a first run of the stream calls it."""
         position = self.checkpoint.position()
         return {where: position.get(where, self.backlog.earliest[where]) for where in self.backlog.latest}
 
     # --- a batch
 
     def write(self, rows: DataFrame, number: int) -> None:
-        """Spark calls it in a thread of its own; what it raises ends the query."""
+        """Write a batch. Spark calls this in its own thread; an exception ends the query."""
         try:
             self.written[number] = self.written_of(rows, number)
         except BaseException as trouble:
@@ -171,7 +172,7 @@ class StreamRun(Run):
         return outcome(committed, read)
 
     def follow(self, progress: Any) -> None:
-        """Notes in our checkpoint what Spark's has done."""
+        """Record in our checkpoint what Spark's checkpoint has done."""
         if not progress["numInputRows"]:
             return
         document = progress["sources"][0]["endOffset"]
@@ -194,5 +195,5 @@ class StreamRun(Run):
 
 
 def passes(trouble: BaseException | None) -> bool:
-    """Whether a stream that ended with it may do better in another attempt."""
+    """Return whether a stream that ended with this error may succeed in another attempt."""
     return trouble is not None and any(sign in str(trouble) for sign in PASSING)

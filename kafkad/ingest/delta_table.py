@@ -49,7 +49,7 @@ CONFLICT_RETRIES = 10
 
 
 class DeltaTable(Table):
-    """See the top of this file."""
+    """See the module docstring."""
 
     writes_stats = True
 
@@ -153,17 +153,18 @@ class DeltaTable(Table):
         return found
 
     def settle(self, application: str | None) -> list[str]:
-        return []  # a version is whole when it is there
+        return []  # versions are atomic
 
     def replace(self, removed: Sequence[FileEntry], added: Sequence[FileEntry]) -> None:
         raise AssertionError("Delta's log is compacted by deltalake")
 
     def compact(self, target_bytes: int | None = None) -> Any:
-        """By deltalake: a version of its own, that conflicts with no append. One at a time (see above)."""
+        """Compact by deltalake: a separate version, which conflicts with no append. One at a time (see
+        above)."""
         from kafkad.ingest.compact import Compacted, only_one
 
         with only_one(self):
-            before = {file.path: file for file in self.files()}  # brings the snapshot up to date, too
+            before = {file.path: file for file in self.files()}  # also refreshes the snapshot
             step("planned")
             self.delta.optimize.compact(target_size=target_bytes or self.sink.target_file_bytes)
             step("compacted")
@@ -191,9 +192,7 @@ def deltalake() -> Any:
 
 
 def sync_log(root: Path, first: int, last: int) -> None:
-    """Brings versions of the log to the disk (and a checkpoint at one of them), which deltalake leaves to the
-    page cache.
-    """
+    """Sync versions of the log (and a checkpoint at one of them), which deltalake leaves in the page cache."""
     log = root / "_delta_log"
     written = [place for version in range(first, last + 1) for place in log.glob(f"{version:020}.*")]
     for place in [*written, log / "_last_checkpoint"]:
@@ -211,8 +210,8 @@ def add_action(file: FileEntry, data_change: bool) -> Any:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Without what Delta and Iceberg make of Arrow's types on the way through their own: large strings, large
-    binaries and large lists, at any depth.
+    """Undo the changes that Delta and Iceberg make to Arrow's types: large strings, large binaries and large
+    lists, at any depth.
     """
     import pyarrow as pa
 
@@ -236,7 +235,8 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def only_range(row: dict[str, Any]) -> tuple[OffsetRange, ...]:
-    """The offsets of a file by its bounds, if it holds one topic-partition and the bounds say so."""
+    """Return the offsets of a file from its bounds, if it has one topic-partition and the bounds are
+    conclusive."""
     bounds = [
         row.get(f"{side}.{name}") for name in ("_topic", "_partition", "_offset") for side in ("min", "max")
     ]

@@ -31,7 +31,7 @@ HEADER = "kafkad."  # + topic, partition, offset, timestamp, reason: as badRecor
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay did with the records that it found."""
+    """The result of a replay."""
 
     found: int = 0
     landed: int = 0
@@ -40,13 +40,13 @@ class Replayed:
 
 
 def records(dlq: Letters) -> Iterator[pa.RecordBatch]:
-    """All that is in it, by SCHEMA."""
+    """Yield all of its records, with SCHEMA."""
     for file in dlq.files():
         yield from rows_of(dlq.root / file.path)
 
 
 def rows_of(place: Path) -> Iterator[pa.RecordBatch]:
-    """TableError if it is gone."""
+    """Yield the rows of a file. Raises TableError if it is gone."""
     try:
         data = parquet.ParquetFile(place)
     except FileNotFoundError:
@@ -56,7 +56,7 @@ def rows_of(place: Path) -> Iterator[pa.RecordBatch]:
 
 
 def reasons(dlq: Letters, most: int = 10) -> list[tuple[str, int]]:
-    """(error, count) of what is in it, the most frequent first."""
+    """Return (error, count) of its records, the most frequent first."""
     counts: dict[str, int] = {}
     for batch in records(dlq):
         for row in batch.column("error").value_counts().to_pylist():
@@ -65,7 +65,7 @@ def reasons(dlq: Letters, most: int = 10) -> list[tuple[str, int]]:
 
 
 def headers_of(row: dict[str, Any]) -> list[tuple[str, bytes | None]]:
-    """The record's own headers, and where it is from. `_timestamp` in microseconds."""
+    """Return the record's own headers, and its origin. `_timestamp` in microseconds."""
     told = {
         "topic": row["_topic"],
         "partition": row["_partition"],
@@ -78,8 +78,7 @@ def headers_of(row: dict[str, Any]) -> list[tuple[str, bytes | None]]:
 
 
 def replay(table: Table, settings: landing.LandSettings, decoder: Any = None) -> Replayed:
-    """Lands what can be decoded now. Raises TableError when the table changed in a way that it cannot
-    take."""
+    """Land the records that can be decoded now. Raises TableError if the table changed incompatibly."""
     table.recover(REPLAY)
     files = table.dlq.files()
     staging = table.staging(REPLAY)
@@ -105,8 +104,8 @@ def replay(table: Table, settings: landing.LandSettings, decoder: Any = None) ->
 def exchanged(
     table: Table, files: Sequence[FileEntry], reports: Sequence[TaskReport], decoded: int
 ) -> Replayed:
-    """The rows of what could be `decoded` into the table, what is still bad instead of the DLQ's `files`, in
-    one commit. Where nothing could be, all stays as it is.
+    """Commit the decoded rows to the table, and the records that are still bad in place of the DLQ's `files`,
+    in one commit. If none could be decoded, nothing changes.
     """
     still_bad = [file for report in reports for file in report.files if file.dlq]
     reasons: dict[str, int] = {}
@@ -115,7 +114,7 @@ def exchanged(
             for row in batch.column("error").value_counts().to_pylist():
                 reasons[row["values"]] = reasons.get(row["values"], 0) + row["counts"]
     if decoded:
-        # the DLQ may be older than the table, or another table's, too: what either knows is done already
+        # the DLQ may be older than the table, or another table's: skip the batches that either has
         batch_id = max(table.last_batch(REPLAY), table.dlq.last_batch(REPLAY)) + 1
         table.commit(REPLAY, batch_id, reports, dlq_removed=[file.path for file in files])
     else:
@@ -126,7 +125,7 @@ def exchanged(
 
 
 def as_fetched(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """DLQ rows with the names that a fetch gives."""
+    """Return DLQ rows with the column names of a fetch."""
     names = [name.removeprefix("_") for name in batch.schema.names]
     batch = pa.RecordBatch.from_arrays(batch.columns, names)
     kind = pa.array([0], pa.int32())

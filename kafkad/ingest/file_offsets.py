@@ -16,7 +16,8 @@ COLUMNS = ["_topic", "_partition", "_offset"]
 def file_offsets(
     place: Path, known: dict[str, str | None] | None = None
 ) -> Iterator[tuple[str | None, int | None, pa.Array]]:
-    """(topic, partition, offsets) of a file, in pieces. `known` are columns that its directories tell."""
+    """Yield (topic, partition, offsets) of a file, in pieces. `known`: columns that are in its directory
+    names."""
     from pyarrow import compute, parquet
 
     known = known or {}

@@ -17,7 +17,7 @@ from kafkad.ingest.table import make_folder, sync_file, sync_folder
 
 
 class DurableIO(PyArrowFileIO):
-    """See the top of this file."""
+    """See the module docstring."""
 
     def new_output(self, location: str) -> PyArrowFile:
         output = super().new_output(location)

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 PROPERTY = "kafkad.batch."
 DATA = "data"
-BOUND_CHARS = 16  # Iceberg truncates bounds of strings to as many
+BOUND_CHARS = 16  # Iceberg truncates bounds of strings to this length
 
 
 class IcebergTable(Table):
-    """See the top of this file."""
+    """See the module docstring."""
 
     data_folder = DATA
     keeps_partition_columns = True
@@ -77,7 +77,7 @@ class IcebergTable(Table):
         name = properties.pop("name", "kafkad")
         try:
             catalog = pyiceberg.catalog.load_catalog(name, **properties)
-        except Exception as trouble:  # whatever a catalog's own library raises
+        except Exception as trouble:  # any exception of a catalog's own library
             raise TableError(f"the catalog {name} cannot be opened: {trouble}")
         identifier = sink.table or "kafkad.table"
         namespace, dot, _ = identifier.rpartition(".")
@@ -100,8 +100,8 @@ class IcebergTable(Table):
                     for column in sink.partition_by:
                         spec.add_identity(column)
             except pyiceberg.exceptions.TableAlreadyExistsError:
-                pass  # somebody was quicker
-            except ValueError as trouble:  # without a warehouse there is no place for the table
+                pass  # another process was faster
+            except ValueError as trouble:  # without a warehouse there is no location for the table
                 raise TableError(f"the catalog {name} cannot make {identifier}: {trouble}")
             step("created")
             iceberg = catalog.load_table(identifier)
@@ -195,7 +195,7 @@ class IcebergTable(Table):
         )
 
     def settle(self, application: str | None) -> list[str]:
-        return []  # the catalog points to a whole commit or to the one before
+        return []  # commits are atomic
 
     def compact(self, target_bytes: int | None = None) -> Any:
         from kafkad.ingest.compact import compact_table
@@ -203,7 +203,7 @@ class IcebergTable(Table):
         return compact_table(self, target_bytes or self.sink.target_file_bytes)
 
     def replace(self, removed: Sequence[FileEntry], added: Sequence[FileEntry]) -> None:
-        """Compaction's commit: one snapshot in which these files stand instead of those."""
+        """Commit a compaction: one snapshot with `added` in place of `removed`."""
         from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
         with self.locked():
@@ -230,8 +230,8 @@ class IcebergTable(Table):
 
 
 def local_path(uri: str) -> Path:
-    """The path of a file: URI, as Iceberg's libraries have it: letter by letter, %20 is no blank. TableError
-    for another scheme, and for a # or ?, where pyiceberg takes the path to end.
+    """Return the path of a file: URI, read as Iceberg's libraries do: literally, %20 is no blank. Raises
+    TableError for another scheme, and for a # or ?, where pyiceberg takes the path to end.
     """
     parts = urlsplit(uri)
     if not parts.scheme:

@@ -56,19 +56,18 @@ OPEN_FILES_MAX = 100
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 ESCAPED = set("\"#%'*/:=?\\{}[]^\x7f") | {chr(code) for code in range(32)}
 ERROR_CHARS_MAX = 1000
-STAT_CHARS_MAX = 32  # of a string bound; longer ones have none
+STAT_CHARS_MAX = 32  # of a string bound; longer strings have none
 
 
 class BadRecord(Exception):
-    """A record that cannot be decoded, where the pipeline says that this ends the run."""
+    """A record that cannot be decoded, if the pipeline says that this ends the run."""
 
 
 # -- files ---------------------------------------------------------------------------------------------------
 
 
 class ParquetFile:
-    """One file that grows by row groups, counts the offsets that it gets, and is on disk when it is
-    closed."""
+    """A file that grows by row groups, records the offsets of its rows, and is on disk when it is closed."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class ParquetFile:
         compression: str,
         known: Mapping[str, str | None] | None = None,
     ) -> None:
-        """`known` are columns that the file's folders tell, and not the file."""
+        """`known`: columns that are in the folder names, and not in the file."""
         from pyarrow import parquet
 
         make_folder(staged.parent)
@@ -91,7 +90,7 @@ class ParquetFile:
         self.buffered_bytes = 0
         try:
             self._file = open(staged, "xb")  # noqa: SIM115  (closed by close or abandon)
-        except FileNotFoundError:  # with the folder that was made right before
+        except FileNotFoundError:  # together with its folder, which was just created
             raise gone(staged) from None
         self._footer: list[Any] = []
         self._writer = parquet.ParquetWriter(
@@ -106,7 +105,7 @@ class ParquetFile:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what is buffered as one row group."""
+        """Write the buffered rows as one row group."""
         import pyarrow as pa
 
         if not self.buffered:
@@ -134,7 +133,7 @@ class ParquetFile:
         return self._file.tell()
 
     def close(self) -> int:
-        """Its size in bytes."""
+        """Close the file. Return its size in bytes."""
         self.flush()
         self._writer.close()
         self._file.flush()
@@ -147,13 +146,13 @@ class ParquetFile:
     def abandon(self) -> None:
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # a full disk, or closed already
             self._writer.close()
-        self._writer.is_open = False  # else it tries again when it is collected, and prints a stack trace
+        self._writer.is_open = False  # else its finalizer tries again and prints a stack trace
         with contextlib.suppress(OSError):
             self._file.close()
         self.staged.unlink(missing_ok=True)
 
     def stats(self) -> dict[str, Any]:
-        """Of a closed file, as Delta's log wants them: bounds of what has exact ones, counts of nulls."""
+        """Return the statistics of a closed file for Delta's log: exact bounds, counts of nulls."""
         footer = self._footer[0]
         told: dict[str, Any] = {"numRecords": self.rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
         for column in range(footer.num_columns):
@@ -177,7 +176,7 @@ class ParquetFile:
 
 
 def offset_bounds(table: pa.Table) -> Iterator[tuple[str, int, int, int, int]]:
-    """(topic, partition, first offset, last, rows) of the rows that tell theirs."""
+    """Yield (topic, partition, first offset, last, rows) of the rows with an origin."""
     from pyarrow import compute
 
     ends = [compute.min_max(table.column(name)).as_py() for name in PROVENANCE[:3]]
@@ -195,7 +194,7 @@ def offset_bounds(table: pa.Table) -> Iterator[tuple[str, int, int, int, int]]:
 
 
 def parquet_settings(schema: pa.Schema, compression: str) -> dict[str, Any]:
-    """Of pyarrow's ParquetWriter; see the top of the file."""
+    """Return the settings of pyarrow's ParquetWriter; see the module docstring."""
     import pyarrow as pa
 
     delta = [
@@ -216,7 +215,7 @@ def parquet_settings(schema: pa.Schema, compression: str) -> dict[str, Any]:
 
 
 def stat_text(value: Any, upper: bool) -> Any:
-    """A bound as Delta's log writes it; None where it has none that is exact enough."""
+    """Return a bound in the form of Delta's log; None if there is none that is exact enough."""
     if isinstance(value, datetime.datetime):  # to milliseconds, outwards
         value = value.replace(tzinfo=None)
         rest = datetime.timedelta(microseconds=value.microsecond % 1000)
@@ -257,7 +256,7 @@ class PartitionedFiles:
             self._split()
 
     def _split(self) -> None:
-        """Many rows at once: a row group gets few pieces."""
+        """Split many rows at once: then a row group has few pieces."""
         import pyarrow as pa
 
         if self._unsplit:
@@ -299,12 +298,12 @@ class PartitionedFiles:
         return file, path, staged
 
     def _make_room(self) -> None:
-        if len(self._open) >= OPEN_FILES_MAX:  # the one that was opened first
+        if len(self._open) >= OPEN_FILES_MAX:  # close the one that was opened first
             self._close(next(iter(self._open)))
 
     def _close(self, values: tuple[str | None, ...]) -> None:
         file, path, staged = self._open[values]
-        size = file.close()  # if it cannot be, it is still among those that are abandoned
+        size = file.close()  # if this fails, it is still among those that are abandoned
         del self._open[values]
         partition = tuple(zip(self.staging.partition_by, values, strict=True))
         stats = file.stats() if self.staging.with_stats else {}
@@ -315,8 +314,8 @@ class PartitionedFiles:
 def split(
     batch: pa.RecordBatch, partition_by: Sequence[str], empty_is_null: bool = True
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """The batch's rows by the values of these columns, as text; the rows keep their order. `empty_is_null`:
-    the empty string goes with the nulls.
+    """Yield the batch's rows by the values of these columns, as text; the rows keep their order.
+    `empty_is_null`: the empty string counts as null.
     """
     import pyarrow as pa
     from pyarrow import compute
@@ -354,7 +353,8 @@ def split(
 
 
 def as_text(value: pa.Scalar, empty_is_null: bool = True) -> str | None:
-    """A partition value as a directory says it; None for null (and for "", see the top of the file)."""
+    """Return a partition value as in a directory name; None for null (and for "", see the module
+    docstring)."""
     plain = value.as_py()
     if plain is None or (plain == "" and empty_is_null):
         return None
@@ -364,7 +364,7 @@ def as_text(value: pa.Scalar, empty_is_null: bool = True) -> str | None:
 
 
 def directory(column: str, value: str | None) -> str:
-    """`column=value`, escaped as Hive does."""
+    """Return `column=value`, escaped as in Hive."""
     return f"{escaped(column)}={NULL_PARTITION if value is None else escaped(value)}"
 
 
@@ -376,7 +376,7 @@ def escaped(text: str) -> str:
 
 
 def write_task(batches: Iterable[pa.RecordBatch], staging: Staging) -> TaskReport:
-    """Rows that have all their columns into files; what was written, for the driver to commit."""
+    """Write rows with all their columns to files; return what was written, for the driver to commit."""
     import pyarrow as pa
 
     schema = pa.ipc.read_schema(pa.py_buffer(staging.schema))
@@ -391,7 +391,7 @@ def write_task(batches: Iterable[pa.RecordBatch], staging: Staging) -> TaskRepor
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with the table's columns: in its order, those that it lacks null."""
+    """Return the batch with the table's columns, in its order; missing ones are null."""
     import pyarrow as pa
 
     if batch.schema.equals(schema):
@@ -411,9 +411,9 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class LandSettings:
-    """What a landing task does with records; plain values, pickled to it.
+    """How a landing task handles records; plain values, pickled to it.
 
-    `decoder` holds the arguments of values.decoder.value_decoder (None: raw, key and value land undecoded).
+    `decoder`: the arguments of values.decoder.value_decoder (None: raw, key and value land undecoded).
     `bad`: fail, null or dlq.
     """
 
@@ -429,9 +429,9 @@ def land(
     staging: Staging,
     decoder: Any = None,
 ) -> TaskReport:
-    """Fetched record batches into files. `ranges` are (topic, partition, start, end, record batches with key,
-    value, topic, partition, offset, timestamp and, where the DLQ or the table wants them, headers). BadRecord
-    when a value cannot be decoded and `bad` is "fail".
+    """Write fetched record batches to files. `ranges` are (topic, partition, start, end, record batches with
+    key, value, topic, partition, offset, timestamp and, if the DLQ or the table needs them, headers). Raises
+    BadRecord if a value cannot be decoded and `bad` is "fail".
     """
     import pyarrow as pa
 
@@ -471,7 +471,7 @@ def key_and_value_bytes(batch: pa.RecordBatch) -> int:
 
 
 class Landing:
-    """From record batches to rows of the table, the bad ones put aside."""
+    """Converts record batches to rows of the table, and puts the bad ones aside."""
 
     def __init__(self, settings: LandSettings, staging: Staging, decoder: Any = None) -> None:
         self.settings = settings
@@ -481,12 +481,12 @@ class Landing:
 
             decoder = value_decoder(*settings.decoder)
         self.decoder = decoder
-        self.nulled = 0  # values that could not be decoded and are rows of nulls
+        self.nulled = 0  # values that could not be decoded and became rows of nulls
         self.dlq: ParquetFile | None = None
         self.dlq_name = ""
 
     def batches(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The rows of the table that these records make, mostly as one batch."""
+        """Yield the rows of the table for these records, usually as one batch."""
         if self.decoder is None:
             names = ["key", "value", *(["headers"] if self.settings.raw_headers else [])]
             yield self.with_provenance(names, [batch.column(name) for name in names], batch)
@@ -500,7 +500,7 @@ class Landing:
     def with_provenance(
         self, names: Sequence[str], columns: Sequence[pa.Array], batch: pa.RecordBatch
     ) -> pa.RecordBatch:
-        """The columns, made of the records of `batch`, and those that tell of where they are from."""
+        """Return the columns made from the records of `batch`, and those with their origin."""
         import pyarrow as pa
 
         names, columns = [*names], [*columns]
@@ -516,8 +516,8 @@ class Landing:
     def without_bad(
         self, good: pa.RecordBatch, batch: pa.RecordBatch, bad: Sequence[int], reasons: Sequence[str]
     ) -> pa.RecordBatch:
-        """`good` is made of the records of `batch`, row by row; the rows `bad` go where `settings.bad` says.
-        Raises BadRecord.
+        """`good` was made from the records of `batch`, row by row; the rows `bad` are handled by
+        `settings.bad`. Raises BadRecord.
         """
         if len(bad) == 0:
             return good
@@ -569,7 +569,7 @@ class Landing:
 
 
 class Holes:
-    """Which offsets of a range no record had. They come in order, by arrays."""
+    """The offsets of a range without records. Offsets come in order, as arrays."""
 
     def __init__(self, start: int, end: int) -> None:
         self.next = start

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kafkad.client.producer import Producer
 
 OUTBOX = "outbox"
-TIMEOUT_MS = 300_000  # transaction.timeout.ms: also how long a driver that died holds up the topic's readers
+TIMEOUT_MS = 300_000  # transaction.timeout.ms: also how long a dead driver can block the topic's readers
 RETRY_S = 15.0  # of one attempt; the run makes another
 NOT_ALLOWED = {
     errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, errors.GROUP_AUTHORIZATION_FAILED,
@@ -48,7 +48,7 @@ NOT_ALLOWED = {
 
 
 class LetterTopic:
-    """The topic of one application's dead letters (table.py: what commits batches). One thread at a time."""
+    """The topic for one application's dead letters (table.py: what commits batches). One thread at a time."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class LetterTopic:
         *,
         exactly_once: bool = True,
     ) -> None:
-        """connect: a cluster of the topic's own, closed by this class after use."""
+        """`connect`: a cluster of the topic's own, which this class closes after use."""
         self.table = table
         self.application = application
         self.name = f"kafkad.ingest.{pipeline}.{application}"  # transactional id, and group of the mark
@@ -70,11 +70,11 @@ class LetterTopic:
         self.outbox = table.dlq_root / OWN / OUTBOX / safe_name(application)
 
     def keep(self, batch: int, reports: Iterable[TaskReport]) -> None:
-        """Link the bad records of a batch that is about to be committed. Of one that the table has by now
-        (its commit went wrong at the end), those that it was committed with stay."""
+        """Link the bad records of a batch that is about to be committed. If the table has the batch already
+        (its commit failed at the end), keep those with which it was committed."""
         if self.table.committed(self.application, batch):
             return
-        for left in self.outbox.glob("*"):  # of an attempt that failed
+        for left in self.outbox.glob("*"):  # of a failed attempt
             assert not self.table.committed(self.application, int(left.name)), "it was not settled"
             shutil.rmtree(left)
         places = [self.table.dlq_root / file.staged for told in reports for file in told.files if file.dlq]
@@ -88,9 +88,9 @@ class LetterTopic:
         step("letters kept")
 
     def settle(self) -> int:
-        """Send the letters of the batches that the table has, and forget all others; how many were sent.
+        """Send the letters of the batches that the table has, and drop all others; return how many were sent.
 
-        Raises KafkaError and Unreachable, ValueError for what another attempt does not mend: the letters are
+        Raises KafkaError and Unreachable, or ValueError if another attempt would not help: the letters are
         still in the outbox then."""
         sent = 0
         for folder in sorted(self.outbox.glob("*")):
@@ -128,7 +128,7 @@ class LetterTopic:
             transaction.commit(self.topic, count)
         except KafkaError:
             with contextlib.suppress(KafkaError, Unreachable):
-                transaction.abort()  # readers of the topic need not wait for the next attempt
+                transaction.abort()  # so that readers of the topic need not wait for the next attempt
             raise
         return count
 

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 def table_of(pipeline: Pipeline) -> Table:
-    """The table, which must be there."""
+    """Return the table, which must exist."""
     from kafkad.ingest.tables import open_table
 
     return open_table(pipeline.sink, None, pipeline.dlq.path)
 
 
 def verify(pipeline: Pipeline) -> Verified:
-    """Against the brokers of [source] bootstrap. Raises Refused, TableError and what the brokers say."""
+    """Compare with the brokers of [source] bootstrap. Raises Refused, TableError and the brokers' errors."""
     from kafkad.ingest.verify import Broker
     from kafkad.ingest.verify import verify as compared
 
@@ -61,13 +61,13 @@ def verify(pipeline: Pipeline) -> Verified:
 
 
 def compact(pipeline: Pipeline) -> Any:
-    """Compacted: files before and after."""
+    """Compact the table. Return Compacted: files before and after."""
     return table_of(pipeline).compact(pipeline.sink.target_file_bytes)
 
 
 def replay(pipeline: Pipeline) -> Replayed:
-    """Lands what can be decoded now, by the SQL of the pipeline, if it has some; new columns of the schema
-    are added where [sink] schema_evolution says so. Raises Busy beside a run.
+    """Land the records that can be decoded now, by the SQL of the pipeline, if it has any; new columns of the
+    schema are added if [sink] schema_evolution allows it. Raises Busy during a run.
     """
     from kafkad.ingest import dlq
     from kafkad.ingest.tables import open_table
@@ -100,7 +100,7 @@ def no_spark() -> Any:
 
 
 def replay_by_sql(sql: str, table: Table, settings: LandSettings, spark: SparkSession) -> Replayed:
-    """The dead letters as the view `input`: as a batch of a run, but for where it is read from."""
+    """Use the dead letters as the view `input`: like a batch of a run, except for its source."""
     from kafkad.ingest import dlq
     from kafkad.ingest.table import REPLAY, TaskReport
 
@@ -114,7 +114,7 @@ def replay_by_sql(sql: str, table: Table, settings: LandSettings, spark: SparkSe
     numbers.mapInArrow(reading, spark_schema(tasks.rows_schema(settings))).createOrReplaceTempView("input")
     result = accountable(spark.sql(sql))
     reports = reports_of(result.mapInArrow(tasks.write_tasks(staging), tasks.REPORT_SCHEMA))
-    if len(read := tasks.read_reports(staging, token)) < len(files):  # the SQL did not want them all
+    if len(read := tasks.read_reports(staging, token)) < len(files):  # the SQL did not read all of them
         reports_of(numbers.mapInArrow(tasks.finish(reading), tasks.REPORT_SCHEMA))
         read = tasks.read_reports(staging, token)
     counts = [each for told in read.values() for each in told.covered]

@@ -13,7 +13,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-# name -> (type, where it stands in a batch's record, help)
+# name -> (type, its place in a batch's record, help)
 METRICS = {
     "rows_total": ("counter", ("totals", "rows"), "Rows that the table has."),
     "records_total": ("counter", ("totals", "records"), "Records that were read."),
@@ -28,8 +28,8 @@ METRICS = {
 
 
 class Metrics:
-    """`batch(record)` after each commit; `last` is the record to begin with, so that a counter goes on where
-    the run before left it. OSError, which names file or port, if one cannot be had.
+    """Call `batch(record)` after each commit. `last`: the record with which to begin, so that counters
+    continue from the previous run. Raises OSError, which names the file or port, if one is not available.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Metrics:
             self._server.server_close()
 
     def text(self) -> str:
-        """Prometheus' text exposition format, version 0.0.4."""
+        """Return Prometheus' text exposition format, version 0.0.4."""
         label = self.pipeline.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         lines = []
         for name, (kind, path, help) in METRICS.items():
@@ -97,6 +97,6 @@ class Metrics:
                 self.wfile.write(body)
 
             def log_message(self, *_: Any) -> None:
-                pass  # a scrape is no news
+                pass  # do not log scrapes
 
         return Handler

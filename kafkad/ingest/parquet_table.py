@@ -82,7 +82,7 @@ AT_FDCWD = -100
 
 @dataclass
 class State:
-    """All that the versions up to `version` say together."""
+    """The combined contents of the versions up to `version`."""
 
     version: int = -1
     schema: str = ""  # base64 of Schema.serialize
@@ -93,7 +93,7 @@ class State:
     last: dict[str, Any] = field(default_factory=dict)  # the newest version, to be settled
 
     def take(self, record: dict[str, Any]) -> None:
-        """The next version."""
+        """Apply the next version."""
         assert record["version"] == self.version + 1
         self.version = record["version"]
         self.schema = record.get("schema") or self.schema
@@ -142,7 +142,7 @@ class State:
 
 
 class ParquetTable(Table):
-    """See the top of this file."""
+    """See the module docstring."""
 
     suffix = ".parquet"
 
@@ -172,7 +172,7 @@ class ParquetTable(Table):
     # -- the log -------------------------------------------------------------------------------------------
 
     def _read_log(self) -> None:
-        """Brings `state` up to the newest version."""
+        """Update `state` to the newest version."""
         make_folder(self.log)
         if self.state.version < 0:
             checkpoints = sorted(self.log.glob("*.checkpoint"))
@@ -268,7 +268,7 @@ class ParquetTable(Table):
             )
             self.schema = wider
 
-    # -- what table.py asks for -----------------------------------------------------------------------------
+    # -- the interface of table.py --------------------------------------------------------------------------
 
     def last_batch(self, application: str) -> int:
         self._read_log()
@@ -308,7 +308,7 @@ class ParquetTable(Table):
         self._checkpoint()
 
     def _refuse_overlap(self, key: TopicPartition, runs: Runs) -> None:
-        """Offsets land once, whoever brings them: another checkpoint, another pipeline."""
+        """Offsets land once, even from another checkpoint or another pipeline."""
         for start, end in runs:
             for have_start, have_end in self.state.covered.get(key, ()):
                 if start < have_end and have_start < end:
@@ -317,7 +317,7 @@ class ParquetTable(Table):
     def exchange(
         self, application: str, batch_id: int, entries: Sequence[FileEntry], removed: Sequence[str]
     ) -> None:
-        """Adds files and lets others go in one version, once for a batch id. (The DLQ's way in and out.)"""
+        """Add and remove files in one version, once per batch id. (Used for the DLQ.)"""
         with self.locked():
             self._read_log()
             self.settle(None)
@@ -345,7 +345,7 @@ class ParquetTable(Table):
                 f"a compaction was finished in {name or 'the table'}" for name in done if name is not None
             ]
         touched = set()
-        for path in record.get("remove", ()):  # before what is added, so that nothing is there twice
+        for path in record.get("remove", ()):  # before adding, so that no row is there twice
             if (self.root / path).exists():
                 (self.root / path).unlink(missing_ok=True)
                 touched.add((self.root / path).parent)
@@ -368,8 +368,8 @@ class ParquetTable(Table):
         return told
 
     def replace(self, removed: Sequence[FileEntry], added: Sequence[FileEntry]) -> None:
-        """Compaction's commit: `added` hold the rows of `removed`. TableError if one of these is gone
-        since."""
+        """Commit a compaction: `added` have the rows of `removed`. Raises TableError if one of these is gone
+        meanwhile."""
         with self.locked():
             self._read_log()
             self.settle(None)
@@ -387,8 +387,8 @@ class ParquetTable(Table):
             self._checkpoint()
 
     def _settle_folder(self, record: dict[str, Any], folder: str) -> str | None:
-        """One folder of a compaction; its name if there was something to do. Every step may be the last one
-        before a kill: what is done is seen by the files that are there.
+        """Settle one folder of a compaction; return its name if there was something to do. A kill may follow
+        every step: the existing files show what was done.
         """
         adds = [f for f in record["add"] if os.path.dirname(f["path"]) == folder]
         removes = {os.path.basename(p) for p in record["remove"] if os.path.dirname(p) == folder}
@@ -422,7 +422,7 @@ class ParquetTable(Table):
                     errno.EOPNOTSUPP,
                 ):
                     raise
-                shutil.rmtree(copy, ignore_errors=True)  # this file system cannot: the old ones go first
+                shutil.rmtree(copy, ignore_errors=True)  # not supported here: remove the old ones first
         for name in there & removes:
             (place / name).unlink(missing_ok=True)
             step("removed")
@@ -449,7 +449,7 @@ class ParquetTable(Table):
 
 
 def exchange_folders(one: Path, other: Path) -> None:
-    """Both names at once (Linux). OSError where that cannot be done."""
+    """Exchange both names atomically (Linux). Raises OSError if that is not supported."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
         raise OSError(errno.ENOSYS, "no renameat2")
@@ -469,7 +469,7 @@ def decode_schema(text: str) -> pa.Schema:
 
 
 def open_dlq(root: Path) -> ParquetTable:
-    """The dead letter queue in this folder; made if it is not there."""
+    """Open the dead letter queue in this folder; create it if necessary."""
     from kafkad.ingest.dead_letters import SCHEMA, DlqSink
 
     return ParquetTable.open(DlqSink(str(root)), SCHEMA)

@@ -38,7 +38,7 @@ from kafkad.ingest.pipeline_values import (
     texts,
 )  # fmt: skip
 
-PROVENANCE = ("_topic", "_partition", "_offset", "_timestamp")  # what every landed row says of its record
+PROVENANCE = ("_topic", "_partition", "_offset", "_timestamp")  # the origin of every landed row
 
 BAD_RECORDS = ("fail", "null", "dlq")
 ENGINES = ("auto", "kafkad", "kafka-jar")
@@ -182,7 +182,7 @@ SECTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value came from: `where` is "pipeline.toml:7", "--set" or "default"; `text` may be shown."""
+    """The origin of a value: `where` is "pipeline.toml:7", "--set" or "default"; `text` may be shown."""
 
     where: str
     text: str
@@ -204,12 +204,12 @@ class Pipeline:
     origins: dict[str, Origin] = field(default_factory=dict)  # by "section.key"
 
     def effective(self) -> list[tuple[str, str, str]]:
-        """(key, value as it may be shown, where it came from) of every key that has a value."""
+        """Return (key, value as it may be shown, origin) of every key with a value."""
         return [(name, origin.text, origin.where) for name, origin in self.origins.items() if origin.text]
 
 
 def manual() -> list[tuple[str, str, str, str]]:
-    """(section, key, default, help) of everything a pipeline takes; docs/ingest.md holds it as a table."""
+    """Return (section, key, default, help) of all keys of a pipeline, the table in docs/ingest.md."""
     rows = []
     for section, shape in SECTIONS.items():
         for each in dataclasses.fields(shape):

@@ -33,7 +33,7 @@ from kafkad.spark.options import DECODER_OPTIONS
 
 SCHEMA_FILES = (".avsc", ".ddl", ".desc", ".json", ".pb", ".sql")
 
-# options of the source that the pipeline sets itself, or that would break what it promises
+# options of the source that the pipeline sets itself, or that would break its guarantees
 KAFKA_OWNED = (
     "bootstrap.servers", "auto.offset.reset", "enable.auto.commit", "group.id", "interceptor.classes",
     "key.deserializer", "value.deserializer",
@@ -46,7 +46,7 @@ SPARK_OWNED = {
 
 
 class PipelineError(ValueError):
-    """The pipeline file is wrong: `mistakes` are sentences, one a mistake, each with file and line."""
+    """The pipeline file is wrong: `mistakes` are messages, one per mistake, each with file and line."""
 
     def __init__(self, mistakes: Sequence[str]) -> None:
         super().__init__("\n".join(mistakes))
@@ -54,9 +54,10 @@ class PipelineError(ValueError):
 
 
 def load(path: str | Path, environ: Mapping[str, str], overrides: Sequence[str] = ()) -> Pipeline:
-    """Reads and checks a pipeline file. `overrides` are "section.key=value" of the command line, which win.
+    """Read and check a pipeline file. `overrides` are "section.key=value" of the command line, which have
+    precedence.
 
-    Raises PipelineError with all its mistakes, OSError if the file cannot be read.
+    Raises PipelineError with all mistakes, OSError if the file cannot be read.
     """
     place = Path(path)
     try:
@@ -127,7 +128,7 @@ class Reader:
         return Pipeline(name=name, **sections, file=str(self.place.absolute()), origins=self.origins)
 
     def override(self, override: str) -> None:
-        """section.key=value: the value as TOML would read it, else as a text."""
+        """Apply section.key=value: the value is parsed as TOML, otherwise it is a string."""
         name, equals, value = override.partition("=")
         section, _, rest = name.strip().partition(".")
         if not equals or section not in SECTIONS or not rest:
@@ -179,7 +180,7 @@ class Reader:
         try:
             value = kind(resolved)
         except ValueError as allowed:
-            if isinstance(raw, dict):  # the entry that spoils it
+            if isinstance(raw, dict):  # the invalid entry
                 good = dict | bool | int | float | str
                 entry = [each for each, inner in raw.items() if not isinstance(inner, good)][:1]
                 self.wrong((*path, *entry), "must be a text, a number, true or false")
@@ -194,7 +195,7 @@ class Reader:
         return value
 
     def resolved(self, value: Any) -> Any:
-        """With ${NAME} replaced. Raises KeyError with the name."""
+        """Return the value with ${NAME} replaced. Raises KeyError with the name."""
         if isinstance(value, dict):
             return {name: self.resolved(inner) for name, inner in value.items()}
         if isinstance(value, list):
@@ -207,7 +208,7 @@ class Reader:
             value,
         )
 
-    # --- what keys ask of one another
+    # --- relations between keys
 
     def checked(self, sections: dict[str, Any]) -> dict[str, Any]:
         self.check_source(sections["source"], sections["trigger"])
@@ -346,7 +347,7 @@ class Reader:
         return (self.place.absolute().parent / Path(path).expanduser()).resolve()
 
     def absolute(self, section: str, values: Any) -> Any:
-        """With paths that belong to the pipeline file's directory made whole; URIs stay."""
+        """Resolve paths relative to the pipeline file's directory; URIs stay."""
         names = {
             "source": ["log_dir"],
             "decode": ["schema"],

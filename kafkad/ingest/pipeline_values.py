@@ -64,7 +64,7 @@ def port(value: Any) -> int:
 
 
 def megabytes(value: Any) -> int:
-    """A number of MB, or a size with its unit."""
+    """Parse a number of MB, or a size with its unit."""
     number = plain_int(value)
     if number is None:
         number = size(value) >> 20
@@ -74,7 +74,7 @@ def megabytes(value: Any) -> int:
 
 
 def size(value: Any) -> int:
-    """Bytes, from a number or a text with a unit."""
+    """Return bytes, from a number or a text with a unit."""
     number = plain_int(value)
     if number is None and isinstance(value, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", value, re.IGNORECASE)
@@ -86,7 +86,7 @@ def size(value: Any) -> int:
 
 
 def duration(value: Any) -> float:
-    """Seconds, from a text with a unit."""
+    """Return seconds, from a text with a unit."""
     found = (
         re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", value.lower()) if isinstance(value, str) else None
     )
@@ -107,7 +107,7 @@ def one_of(*allowed: str) -> Callable[[Any], str]:
 
 
 def settings(value: Any) -> dict[str, str]:
-    """A table, however deep, as dotted names and texts: kafka.isolation.level = "…" is one name."""
+    """Flatten a table to dotted names and texts: kafka.isolation.level = "…" is one name."""
     if not isinstance(value, dict):
         raise ValueError("a table of names and values")
     found: dict[str, str] = {}
@@ -126,7 +126,7 @@ def settings(value: Any) -> dict[str, str]:
 
 
 def starting(value: Any) -> str:
-    """earliest, latest, an RFC 3339 time, or the offsets JSON of Spark's connector."""
+    """Parse earliest, latest, an RFC 3339 time, or the offsets JSON of Spark's connector."""
     if hasattr(value, "isoformat"):  # a TOML date-time
         return str(value.isoformat())
     if isinstance(value, dict):
@@ -163,7 +163,7 @@ def nearest(name: str, names: Sequence[str]) -> str | None:
 
 
 def shown(name: str, value: Any, kind: Callable[[Any], Any] | None = None) -> str:
-    """A value for people; passwords, and tables' entries that hold one, are stars."""
+    """Return a value for display; passwords, and table entries that have one, become stars."""
     if value is None or value == () or value == {}:
         return ""
     if isinstance(value, dict):

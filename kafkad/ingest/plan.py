@@ -22,12 +22,13 @@ from kafkad.ingest.checkpoint import Checkpoint, Offsets
 from kafkad.ingest.pipeline import Pipeline
 from kafkad.ingest.run import checkpoint_path, land_settings, place_of, result_schema
 
-PARQUET_SHARE = 0.35  # of the log's bytes that Parquet takes: flights as JSON in lz4 take a third
+PARQUET_SHARE = 0.35  # Parquet's share of the log's bytes: flights as JSON in lz4 take a third
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`partitions`: (topic, partition, from, to, records, bytes or None); the rest are sums and estimates."""
+    """`partitions`: (topic, partition, from, to, records, bytes or None); the others are sums and
+    estimates."""
 
     partitions: list[tuple[str, int, int, int, int, int | None]]
     lost: int
@@ -40,7 +41,7 @@ class Plan:
 
 
 def plan(pipeline: Pipeline) -> Plan:
-    """Asks the brokers. Raises what they say, DataLoss among it."""
+    """Query the brokers. Raises their errors, and DataLoss."""
     backlog = Backlog(pipeline)
     backlog.look()
     checkpoint = Checkpoint(checkpoint_path(pipeline), pipeline.name, read_only=True)
@@ -78,7 +79,7 @@ def plan(pipeline: Pipeline) -> Plan:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that `validate` tried: `trouble` is None where it is fine."""
+    """One check of `validate`: `trouble` is None if it passed."""
 
     what: str
     found: str
@@ -86,7 +87,7 @@ class Check:
 
 
 def validate(pipeline: Pipeline) -> list[Check]:
-    """Tries everything that a run needs but reading; what fails does not keep the rest from being tried."""
+    """Check everything that a run needs, except reading. A failure does not prevent the other checks."""
     checks: list[Check] = [Check("pipeline", pipeline.file)]
 
     def attempt(what: str, work: Callable[[], str]) -> bool:

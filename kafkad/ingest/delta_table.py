@@ -192,7 +192,7 @@ def deltalake() -> Any:
 
 
 def sync_log(root: Path, first: int, last: int) -> None:
-    """Sync versions of the log (and a checkpoint at one of them), which deltalake leaves in the page cache."""
+    """Sync versions of the log (and a checkpoint at one of them), which deltalake does not sync."""
     log = root / "_delta_log"
     written = [place for version in range(first, last + 1) for place in log.glob(f"{version:020}.*")]
     for place in [*written, log / "_last_checkpoint"]:

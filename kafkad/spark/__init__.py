@@ -15,13 +15,13 @@ PROBE_SECONDS = 30
 
 
 def register(spark: Any) -> None:
-    """Makes format("kafkad") known to this session; needed where another pyspark_* module breaks PySpark's
-    own search, and harmless elsewhere. ImportError, in one sentence, when the Python that Spark starts for
+    """Register format("kafkad") in this session. Needed if another pyspark_* module breaks PySpark's own
+    search, and harmless otherwise. Raises ImportError with one message if the Python that Spark starts for
     its workers is on this machine and lacks kafkad or pyarrow.
     """
     from pyspark_kafkad import DefaultSource
 
-    context = getattr(spark, "_sc", None)  # None: Spark Connect, whose server has a Python of its own
+    context = getattr(spark, "_sc", None)  # None: Spark Connect, whose server has its own Python
     if context is not None:
         check_worker_python(context.pythonExec)
     try:
@@ -32,14 +32,14 @@ def register(spark: Any) -> None:
 
 
 def check_worker_python(python: str) -> None:
-    """Raises ImportError when `python`, as the workers would be started, cannot import what we need."""
+    """Raise ImportError if `python`, started like the workers, cannot import what is needed."""
     found = shutil.which(python)
-    if found is None or found == sys.executable:  # a link's target is not the same: environments are links
+    if found is None or found == sys.executable:  # do not resolve links: environments are links
         return
     try:
         run = subprocess.run([found, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
-        return  # Spark will say it better
+        return  # Spark reports it better
     if run.returncode:
         said = run.stderr.strip().splitlines()
         raise ImportError(

@@ -19,8 +19,8 @@ from kafkad.client.security import Security
 from kafkad.protocol.errors import KafkaError
 
 REQUEST_TIMEOUT_MS = 30_000  # Kafka's request.timeout.ms
-BUFFER_KEPT_MAX = 32 << 20  # a receive buffer that one huge batch made is not kept
-IDLE_SESSIONS_MAX = 4  # of one cluster in one process; a task needs one, or one for each side of a join
+BUFFER_KEPT_MAX = 32 << 20  # a larger receive buffer, allocated for one huge batch, is not kept
+IDLE_SESSIONS_MAX = 4  # per cluster and process; a task needs one, or one for each side of a join
 
 Key = tuple[str, tuple[tuple[str, str], ...], float]
 
@@ -37,8 +37,8 @@ class Session:
         self.buffer = bytearray()
 
     def topic_id(self, topic: str) -> bytes | None:
-        """Asks Metadata anew, also for the leaders. None from a broker that knows no ids (before 2.8).
-        KafkaError as the broker told it."""
+        """Refresh Metadata, also for the leaders. None from a broker without ids (before 2.8). Raises the
+        broker's KafkaError."""
         response = self.cluster.refresh([topic])
         told = response.topics[0]
         if told.error_code:
@@ -47,11 +47,11 @@ class Session:
 
 
 def borrow(bootstrap: str, client_config: Mapping[str, str], timeout_s: float) -> Session:
-    """A session of this process; it may be a used one. `client_config`: Kafka's client options, of which
-    client.id and those of security count here. ValueError for a setting that cannot be."""
+    """Return a session of this process, perhaps a used one. `client_config`: Kafka's client options;
+    client.id and the security options distinguish sessions. Raises ValueError for an invalid setting."""
     global _filled_by
     if _filled_by != os.getpid():
-        _idle.clear()  # closes this process's copies of the sockets, nobody else's
+        _idle.clear()  # closes this process's copies of the sockets only
         _filled_by = os.getpid()
     key = (bootstrap, tuple(sorted((str(k), str(v)) for k, v in client_config.items())), timeout_s)
     try:
@@ -62,7 +62,7 @@ def borrow(bootstrap: str, client_config: Mapping[str, str], timeout_s: float) -
 
 
 def cluster_of(bootstrap: str, client_config: Mapping[str, Any], timeout_s: float = 30.0) -> Cluster:
-    """A client's view of a cluster by Kafka's client options. ValueError for a setting that cannot be."""
+    """Return a cluster connected with Kafka's client options. Raises ValueError for an invalid setting."""
     request_timeout_s = int(client_config.get("request.timeout.ms", REQUEST_TIMEOUT_MS)) / 1000
     return Cluster(
         bootstrap,
@@ -73,7 +73,7 @@ def cluster_of(bootstrap: str, client_config: Mapping[str, Any], timeout_s: floa
 
 
 def give_back(session: Session) -> None:
-    """For the next reader; `session` must have no answer under way."""
+    """Keep it for the next reader; `session` must not wait for an answer."""
     spare = _idle.setdefault(session.key, [])
     if len(session.buffer) > BUFFER_KEPT_MAX:
         session.buffer = bytearray()

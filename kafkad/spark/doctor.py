@@ -35,7 +35,7 @@ INSTALL = 'pip install "kafkad[spark]"'
 class Finding:
     check: str
     found: str
-    remedy: str = ""  # empty: it is well
+    remedy: str = ""  # empty: no problem
 
     @property
     def ok(self) -> bool:
@@ -43,8 +43,8 @@ class Finding:
 
 
 def examine(bootstrap: str | None = None, topic: str | None = None, *, read: bool = True) -> list[Finding]:
-    """All findings, in the order in which a job would meet the trouble. `read` starts Spark, for ten
-    seconds.
+    """Return all findings, in the order in which a job would meet the problems. `read` starts Spark, which
+    takes ten seconds.
     """
     findings = [driver_python()]
     python, worker = worker_python()
@@ -66,7 +66,7 @@ def driver_python() -> Finding:
 
 
 def worker_python() -> tuple[str | None, Finding]:
-    """The Python that Spark starts for its workers, by its own rules, and what it is."""
+    """Return the Python that Spark starts for its workers, by Spark's own rules, and a finding about it."""
     given = os.environ.get("PYSPARK_PYTHON")
     name, origin = given or "python3", "PYSPARK_PYTHON" if given else "PYSPARK_PYTHON is not set"
     path = shutil.which(name)
@@ -104,7 +104,7 @@ print(json.dumps(found))
 
 
 def packages(python: str) -> list[Finding]:
-    """What the workers' Python has of what is needed."""
+    """Check the required packages in the workers' Python."""
     text = said(python, PACKAGES)
     if text is None:
         return [Finding("packages", f"{python} does not say", f"run {python} -c 'import pyspark' to see why")]
@@ -146,7 +146,7 @@ print(json.dumps(found))
 
 
 def modules(python: str) -> list[Finding]:
-    """The modules that PySpark's search for sources imports."""
+    """Check the modules that PySpark's search for sources imports."""
     text = said(python, MODULES)
     if text is None:
         return []
@@ -231,7 +231,7 @@ spark.stop()
 
 
 def test_read(bootstrap: str | None, topic: str | None) -> Finding:
-    """A session on one core that finds the source and, where there is a topic, reads from it."""
+    """Start a session on one core, look up the source and, if there is a topic, read from it."""
     if bootstrap is not None and topic is None:
         topic = any_topic(bootstrap)
     argument = json.dumps([bootstrap, topic if bootstrap is not None else None])
@@ -264,7 +264,7 @@ def any_topic(bootstrap: str) -> str | None:
 
 
 def essence(trouble: str) -> str:
-    """The sentence in one of Spark's long messages: the last line of the Python traceback in it."""
+    """Extract the message from one of Spark's long errors: the last line of the Python traceback in it."""
     lines = [line.strip() for line in trouble.splitlines() if line.strip()]
     for line in reversed(lines):
         if re.match(r"[\w.]+(Error|Exception|Loss|Timeout|Failed|Unreachable): ", line):
@@ -273,7 +273,7 @@ def essence(trouble: str) -> str:
 
 
 def said(python: str, program: str) -> str | None:
-    """What a program prints; None when it fails."""
+    """Return the output of a program; None if it fails."""
     try:
         run: Any = subprocess.run(
             [python, "-c", program],

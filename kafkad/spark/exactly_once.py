@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from pyspark import TaskContext
 
-QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # Spark's names for what a task is part of
+QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # Spark's properties of a task
 
 
 @dataclass(frozen=True)
 class Task:
-    """Which part of which batch of which query."""
+    """Identifies a part of a batch of a query."""
 
     query: str
     number: int
@@ -27,12 +27,12 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Its transactional id, and the group that keeps its mark."""
+        """Its transactional id, and the group that stores its mark."""
         return f"kafkad.{self.query}.{self.number}"
 
 
 def task_of(job: str | None) -> Task | None:
-    """The task that runs here; None where Spark does not say whose it is. job: a batch job's id."""
+    """Return the task that is running here; None if Spark does not identify it. `job`: a batch job's id."""
     context = TaskContext.get()
     if context is None:
         return None

@@ -52,7 +52,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Layout:
-    """The result's columns. Pickles."""
+    """The result's columns. Can be pickled."""
 
     columns: tuple[Column, ...]
 
@@ -70,8 +70,8 @@ class Layout:
 
 
 def layout_of(options: ReadOptions, value_schema: pa.Schema | None = None) -> Layout:
-    """ValueError for columns that clash, and for those that `columns` names in vain. `value_schema` is the
-    whole schema of the value, for all formats but raw.
+    """Return the layout. Raises ValueError for clashing columns, and for unknown names in `columns`.
+    `value_schema`: the whole schema of the value, for all formats except raw.
     """
     kafka = dict(KAFKA)
     if options.headers:
@@ -102,7 +102,7 @@ def wanted(columns: list[Column], names: tuple[str, ...]) -> list[Column]:
 
 
 def check_names(columns: list[Column], options: ReadOptions) -> None:
-    """Spark does not tell names apart by case, unless it is told to."""
+    """Raise if names differ only in case: Spark does not distinguish case by default."""
     seen: dict[str, Column] = {}
     for column in columns:
         other = seen.setdefault(column.name.lower(), column)

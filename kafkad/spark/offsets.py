@@ -46,13 +46,13 @@ log = logging.getLogger("kafkad.spark")
 T = TypeVar("T")
 Partitions = dict[TopicPartition, int]
 TopicPartitions = list[TopicPartition]
-Questions = list[Mapping[TopicPartition, int]]  # of ListOffsets: a timestamp by partition
+Questions = list[Mapping[TopicPartition, int]]  # for ListOffsets: a timestamp by partition
 
 NO_OFFSET = -1  # ListOffsets: no record is that late
-SIZES_SECONDS = 60.0  # how long an estimate of bytes per offset holds
+SIZES_SECONDS = 60.0  # how long an estimate of bytes per offset is used
 REQUEST_TIMEOUT_S = 30.0
-API_TIMEOUT_S = 60.0  # default.api.timeout.ms: how long a broker that was there may be away
-FIRST_TIMEOUT_S = 15.0  # and one that never was: a wrong address should not take a minute to be told
+API_TIMEOUT_S = 60.0  # default.api.timeout.ms: how long a known broker may be away
+FIRST_TIMEOUT_S = 15.0  # for a broker never reached: a wrong address should be reported sooner
 
 # -- the JSON of offsets -----------------------------------------------------------------------------------
 
@@ -65,7 +65,8 @@ def as_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(document: Any) -> Partitions:
-    """ValueError for what is no offset of ours or of Spark's connector."""
+    """Parse offsets. Raises ValueError for anything that is neither our format nor that of Spark's
+    connector."""
     try:
         return partition_numbers(document)
     except (ValueError, AttributeError):
@@ -75,17 +76,17 @@ def from_json(document: Any) -> Partitions:
         )
 
 
-# -- connections of the driver -----------------------------------------------------------------------------
+# -- the driver's connections ------------------------------------------------------------------------------
 
 
 class Driver:
-    """What this process keeps of the brokers of one job, between the calls of PySpark."""
+    """What this process knows of the brokers of one job, between the calls of PySpark."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.cluster = open_cluster(options)
         self.reached = False
         self.measured_at = 0.0
-        self.weights: dict[TopicPartition, float] = {}  # bytes per offset; 0: nobody tells
+        self.weights: dict[TopicPartition, float] = {}  # bytes per offset; 0: unknown
 
 
 _drivers: dict[tuple[int, str, tuple[tuple[str, str], ...]], Driver] = {}
@@ -99,7 +100,7 @@ def driver_of(options: ReadOptions) -> Driver:
 
 
 def open_cluster(options: ReadOptions) -> Cluster:
-    """Connections of the caller's own. ValueError for settings that cannot be."""
+    """Open connections for the caller. Raises ValueError for invalid settings."""
     config = options.client_config
     timeout = int(config.get("request.timeout.ms", REQUEST_TIMEOUT_S * 1000)) / 1000
     try:
@@ -109,20 +110,21 @@ def open_cluster(options: ReadOptions) -> Cluster:
 
 
 class OffsetReader:
-    """What partitions there are, and where they begin and end. Raises KafkaError and Unreachable after
-    `fetchOffset.numRetries` tries of what passes."""
+    """Finds partitions, and their first and last offsets. Raises KafkaError and Unreachable after
+    `fetchOffset.numRetries` retries of temporary errors."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
         self.driver = driver_of(options)
         self.cluster = self.driver.cluster
-        self.topic_ids: dict[str, str] = {}  # of what `partitions` found, where brokers know ids
+        self.topic_ids: dict[str, str] = {}  # of the topics that `partitions` found, if brokers know ids
 
     # -- which partitions
 
     def partitions(self, *, gone_is_loss: bool = False) -> TopicPartitions:
-        """What subscribe, subscribePattern or assign name, now. ValueError for a topic or partition that does
-        not exist; with `gone_is_loss` it is left out, for a stream that reports it as data loss by itself.
+        """Return the partitions of subscribe, subscribePattern or assign, now. Raises ValueError for a topic
+        or partition that does not exist; with `gone_is_loss` it is left out, for a stream that reports it as
+        data loss itself.
         """
         options = self.options
         if options.pattern is not None:
@@ -175,18 +177,18 @@ class OffsetReader:
     def brokers(self) -> str:
         return self.options.bootstrap
 
-    # -- where they begin and end
+    # -- first and last offsets
 
     def list(self, asked: Mapping[TopicPartition, int]) -> Partitions:
-        """The offset for each partition's timestamp, LATEST or EARLIEST; NO_OFFSET where no record is that
-        late. One request to each broker that leads some of them.
+        """Return the offset for each partition's timestamp, LATEST or EARLIEST; NO_OFFSET if no record is
+        that late. One request to each broker that leads some of them.
         """
         if not asked:
             return {}
         return self._retried(lambda: self._list(asked))
 
     def list_both(self, partitions: Iterable[TopicPartition]) -> tuple[Partitions, Partitions]:
-        """(earliest, latest), both under way at once."""
+        """Return (earliest, latest), requested concurrently."""
         partitions = [*partitions]
         if not partitions:
             return {}, {}
@@ -203,8 +205,8 @@ class OffsetReader:
         return self._list_all([asked])[0]
 
     def _list_all(self, wanted: Questions) -> builtins.list[Partitions]:
-        """All requests leave before the first answer is read. An error of one leaves answers unread, so the
-        connections are forgotten by whoever tries again."""
+        """Send all requests before reading the first answer. An error of one leaves answers unread, so the
+        connections must be dropped before a retry."""
         under_way: builtins.list[tuple[Connection, int]] = []
         struct = messages.ListOffsetsRequest.Topics
         isolation = int(self.options.read_committed)
@@ -245,10 +247,11 @@ class OffsetReader:
             grouped.setdefault(id(connection), (connection, []))[1].append((topic, partition))
         return [*grouped.values()]
 
-    # -- of options
+    # -- options
 
     def resolve(self, bound: Bound, partitions: TopicPartitions, *, starting: bool) -> Partitions:
-        """The offsets that an option means for these partitions; EARLIEST and LATEST stay as they are."""
+        """Return the offsets that an option means for these partitions; EARLIEST and LATEST stay as they
+        are."""
         if bound.word is not None:
             return dict.fromkeys(partitions, bound.word)
         if bound.at is not None:
@@ -258,7 +261,7 @@ class OffsetReader:
         else:
             assert bound.time is not None
             times = dict.fromkeys(partitions, bound.time)
-        # below 0 Kafka has meanings of its own for a time, which Spark's connector lets through
+        # Kafka gives timestamps below 0 special meanings, and Spark's connector passes them on
         found = self.list(times)
         for where, offset in found.items():
             if offset != NO_OFFSET:
@@ -287,15 +290,15 @@ class OffsetReader:
         return named
 
     def settled(self, offsets: Partitions) -> Partitions:
-        """EARLIEST and LATEST become offsets, by one request a broker."""
+        """Replace EARLIEST and LATEST by offsets, with one request per broker."""
         words = {where: offset for where, offset in offsets.items() if offset < 0}
         return offsets | self.list(words)
 
-    # -- how large
+    # -- sizes
 
     def bytes_per_offset(self, partitions: TopicPartitions) -> dict[TopicPartition, float]:
-        """What an offset weighs in the log, as it lies there (compressed), by partition. Partitions that
-        nobody tells of are missing: an estimate is never needed to be right, only to be fast.
+        """Return the bytes per offset in the log, as stored (compressed), by partition. Partitions without
+        information are missing: the estimate need not be right, only fast.
         """
         driver = self.driver
         known = driver.weights
@@ -319,7 +322,7 @@ class OffsetReader:
         asked = [request.Topics(topic=name, partitions=numbers) for name, numbers in topics.items()]
         for connection in {id(c): c for c, _ in self._by_leader(partitions)}.values():
             response = connection.ask(request(topics=asked), connection.version_for(request))
-            if response.error_code:  # may be DESCRIBE of the cluster that is not allowed
+            if response.error_code:  # perhaps DESCRIBE of the cluster is not allowed
                 raise KafkaError(response.error_code, "DescribeLogDirs")
             for directory in response.results:
                 if directory.error_code:
@@ -335,12 +338,10 @@ class OffsetReader:
             if size > 0 and latest.get(where, 0) > earliest.get(where, 0)
         }
 
-    # -- troubles that pass
+    # -- temporary errors
 
     def _retried(self, attempt: Callable[[], T]) -> T:
-        """KafkaErrors that pass are worth `fetchOffset.numRetries` more tries; a broker that is away is
-        waited for.
-        """
+        """Retry temporary KafkaErrors `fetchOffset.numRetries` times; wait for a broker that is away."""
         given = self.options.client_config.get("default.api.timeout.ms")
         patience = int(given) / 1000 if given else API_TIMEOUT_S if self.driver.reached else FIRST_TIMEOUT_S
         deadline = time.monotonic() + patience
@@ -359,13 +360,13 @@ class OffsetReader:
             except Unreachable as trouble:
                 self.cluster.forget()
                 if self.driver.reached and not lost:
-                    lost = True  # a connection that idled for long is closed by its broker
+                    lost = True  # brokers close idle connections
                     continue
                 if time.monotonic() > deadline:
                     raise
                 log.warning("asking for offsets again: %s", trouble)
             except BaseException:
-                self.cluster.forget()  # answers may stand unread
+                self.cluster.forget()  # there may be unread answers
                 raise
             time.sleep(self.options.retry_pause_s)
 

@@ -26,7 +26,7 @@ from kafkad.values.options import DECODER_OPTIONS
 
 log = logging.getLogger("kafkad.spark")
 
-LATEST, EARLIEST = -1, -2  # of the offsets JSON
+LATEST, EARLIEST = -1, -2  # in the offsets JSON
 
 TopicPartition = tuple[str, int]
 
@@ -41,7 +41,7 @@ POLL_TIMEOUT_S = 120.0  # spark.network.timeout
 RETRIES = 3
 RETRY_PAUSE_S = 1.0
 
-# of Spark's connector, then ours
+# options of Spark's connector, then ours
 KNOWN = (
     "subscribe", "subscribePattern", "assign",
     "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets",
@@ -55,7 +55,7 @@ KNOWN = (
 ENDINGS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 ADMISSION = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger")
 
-# settings of the client that take effect
+# client settings that take effect
 EFFECTIVE = frozenset((
     "bootstrap.servers", "client.id", "isolation.level", "request.timeout.ms", "default.api.timeout.ms",
     "max.partition.fetch.bytes", "check.crcs", "security.protocol", "sasl.mechanism",
@@ -70,7 +70,7 @@ EFFECTIVE = frozenset((
     "sasl.oauthbearer.client.secret", "sasl.oauthbearer.header.urlencode",
     "sasl.oauthbearer.jwt.retriever.class", "sasl.oauthbearer.scope", "sasl.oauthbearer.token.endpoint.url",
 ))  # fmt: skip
-# Kafka's, and without a meaning here: we never join a group, hand out batches rather than polls, and so on
+# Kafka's, but without effect here: we never join a group, return batches rather than polls, and so on
 WITHOUT_EFFECT = frozenset((
     "allow.auto.create.topics", "auto.commit.interval.ms", "auto.include.jmx.reporter",
     "client.dns.lookup", "client.rack", "connections.max.idle.ms", "enable.metrics.push",
@@ -99,8 +99,7 @@ BROKERS = "kafka.bootstrap.servers"
 @dataclass(frozen=True)
 class Bound:
     """Where reading starts or ends: one of `at` (offsets; LATEST, EARLIEST), `times` (ms by partition),
-    `time`
-    (ms for all), or `word`: LATEST or EARLIEST for all."""
+    `time` (ms for all), or `word`: LATEST or EARLIEST for all."""
 
     option: str
     word: int | None = None
@@ -111,7 +110,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a reader is made of; plain values only, since it is pickled with every task."""
+    """The options of a reader; plain values only, because they are pickled with every task."""
 
     bootstrap: str
     client: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # kafka.*, without the prefix
@@ -158,13 +157,13 @@ class ReadOptions:
 
     @property
     def fetch_bytes(self) -> int | None:
-        """What kafka.max.partition.fetch.bytes says; None: not given."""
+        """kafka.max.partition.fetch.bytes, or None if not given."""
         given = self.client_config.get("max.partition.fetch.bytes")
         return int(given) if given else None
 
 
 class Given:
-    """The options of one job, by name in any case; remembers which were asked for."""
+    """The options of one job, with names in any case; remembers which were read."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.values = {str(name).lower(): str(value) for name, value in dict(options).items()}
@@ -196,12 +195,12 @@ class Given:
         return int(value)
 
     def bytes(self, name: str) -> int | None:
-        """A size: a number of bytes, or one with a unit (64k, 128m, 1g; 128mb), as Spark's own settings have
-        it."""
+        """Parse a size: a number of bytes, or one with a unit (64k, 128m, 1g; 128mb), as in Spark's own
+        settings."""
         return self._parsed(name, parse_bytes, "must be a size such as 134217728, 128m or 1g, above 0")
 
     def seconds(self, name: str, unit: str) -> float | None:
-        """A time: a number in `unit`, or one with its unit (us, ms, s, m, min, h, d), as Spark writes it."""
+        """Parse a time: a number in `unit`, or one with its unit (us, ms, s, m, min, h, d), as in Spark."""
         return self._parsed(
             name, lambda value: parse_time(value, unit), "must be a time such as 500ms, 10s or 15m"
         )
@@ -219,8 +218,8 @@ class Given:
 def read_options(
     options: Mapping[str, str], *, streaming: bool | None, decoder_options: tuple[str, ...] = DECODER_OPTIONS
 ) -> ReadOptions:
-    """The options of a reader, checked. ValueError with one sentence for the first that is wrong. `streaming`
-    is None when it is not known yet: then nothing is refused for being of the other kind.
+    """Check and return the options of a reader. Raises ValueError with one message for the first wrong
+    option. `streaming` is None if it is not known yet: then options of both kinds are accepted.
 
     `decoder_options` are names that belong to the decoder of values, which checks them itself.
     """
@@ -322,7 +321,7 @@ def wrong(name: str, value: str, rule: str) -> ValueError:
 
 
 def nearest(name: str, known: Any) -> str:
-    """` (did you mean x?)`, where something is near."""
+    """Return ` (did you mean x?)` if a known name is similar."""
     spellings = {each.lower(): each for each in known}
     close = difflib.get_close_matches(name.lower(), spellings, 1, 0.6)
     return f" (did you mean {spellings[close[0]]}?)" if close else ""
@@ -341,7 +340,7 @@ def refuse_unknown(given: Given, decoder_options: tuple[str, ...] = DECODER_OPTI
 
 
 def client_settings(given: Given) -> dict[str, str]:
-    """kafka.*, without the prefix, of which each takes effect."""
+    """Return the kafka.* options that take effect, without the prefix."""
     settings: dict[str, str] = {}
     for name, value in given.values.items():
         if not name.startswith("kafka."):
@@ -427,7 +426,7 @@ def bad_records_policy(given: Given, value_format: str) -> tuple[str, str | None
 
 
 def bound(given: Given, side: str, otherwise: int) -> Bound:
-    """Spark's order of precedence: a time for all, times by partition, offsets."""
+    """Return a bound with Spark's precedence: a time for all, times by partition, offsets."""
     option = f"{side}Timestamp"
     if option in given:
         moment = given.stripped(option) or ""
@@ -457,8 +456,8 @@ def by_partition(option: str, value: str, rule: str, least: int) -> tuple[tuple[
 
 
 def partition_numbers(document: Any, least: int = 0) -> dict[TopicPartition, int]:
-    """(topic, partition) -> number of {"topic": {"0": 23}}; the form of offsets in options and checkpoints.
-    ValueError for anything else.
+    """Parse {"topic": {"0": 23}} to (topic, partition) -> number; the form of offsets in options and
+    checkpoints. Raises ValueError for anything else.
     """
     found: dict[TopicPartition, int] = {}
     if not isinstance(document, dict):
@@ -484,7 +483,7 @@ def json_object(option: str, value: str, rule: str) -> dict[str, Any]:
 
 
 def check_bounds(start: Bound, end: Bound) -> None:
-    """What a batch query must not say."""
+    """Raise for bounds that a batch query must not have."""
     if start.word == LATEST:
         raise ValueError(
             f"option {start.option} must not be latest in a batch query: there would be nothing to read"
@@ -521,7 +520,7 @@ def shown(where: TopicPartition) -> str:
     return f"{where[0]}-{where[1]}"
 
 
-# -- sizes and times, as Spark writes them -----------------------------------------------------------------
+# -- sizes and times, in Spark's format --------------------------------------------------------------------
 
 SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}

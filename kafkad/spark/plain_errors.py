@@ -16,7 +16,7 @@ from kafkad.protocol.errors import KafkaError
 HIDE = "SPARK_HIDE_TRACEBACK"
 FOR_USERS = (ValueError, RuntimeError, OSError, KafkaError)
 
-_ours = False  # whether it was set here
+_ours = False  # whether this module set it
 
 
 @contextmanager
@@ -35,6 +35,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def is_worker() -> bool:
-    """This process is one of PySpark's: its daemon or one of its worker modules is the main module."""
+    """Return whether this process is PySpark's: its daemon or one of its worker modules is the main
+    module."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return getattr(spec, "name", "").startswith("pyspark.")

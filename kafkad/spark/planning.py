@@ -21,7 +21,7 @@ from kafkad.spark.options import TopicPartition, shown
 Partitions = dict[TopicPartition, int]
 Weights = Mapping[TopicPartition, float]  # bytes per offset
 
-PIECES_MAX = 100_000  # tasks of one plan: beyond it the driver, not the data, is what is slow
+PIECES_MAX = 100_000  # tasks of one plan: beyond it the driver is the bottleneck, not the data
 
 
 class Range(NamedTuple):
@@ -41,11 +41,12 @@ class Range(NamedTuple):
         return self.end - self.start
 
 
-# -- how far ------------------------------------------------------------------------------------------------
+# -- limits ------------------------------------------------------------------------------------------------
 
 
 def backlog(start: Partitions, latest: Partitions, earliest: Partitions) -> Partitions:
-    """How many offsets there are to read, by partition; those of a new one begin at its earliest."""
+    """Return how many offsets there are to read, by partition; new partitions begin at their earliest
+    offset."""
     counts = {where: end - start.get(where, earliest.get(where, 0)) for where, end in latest.items()}
     return {where: count for where, count in counts.items() if count > 0}
 
@@ -59,9 +60,10 @@ def prorate(
     bytes_max: int | None = None,
     weights: Weights | None = None,
 ) -> Partitions:
-    """The end of a batch of about `records_max` records and `bytes_max` bytes. Each partition gets its share
-    by its backlog, rounded down, and at least one record: a small partition is never starved (so a batch may
-    be larger than the limit by a record a partition). `earliest` holds what is new, and not in `start`.
+    """Return the end of a batch of about `records_max` records and `bytes_max` bytes. Each partition gets its
+    share by its backlog, rounded down, and at least one record, so that a small partition is never starved (a
+    batch may exceed the limit by a record per partition). `earliest` has the new partitions, which are not in
+    `start`.
     """
     counts = backlog(start, latest, earliest)
     allowed = dict(counts)
@@ -69,7 +71,7 @@ def prorate(
         for where, share in shares(counts, records_max).items():
             allowed[where] = min(allowed[where], share)
     if bytes_max is not None and weights:
-        mean = sum(weights.values()) / len(weights)  # for partitions that nobody told of
+        mean = sum(weights.values()) / len(weights)  # for partitions without a weight
         sizes = {where: count * (weights.get(where) or mean) for where, count in counts.items()}
         total = sum(sizes.values())
         for where, count in counts.items():
@@ -82,14 +84,14 @@ def prorate(
 
 
 def shares(counts: Partitions, limit: int) -> Partitions:
-    """Each partition's part of `limit`, in whole numbers: exact arithmetic, since offsets pass 2^53."""
+    """Return each partition's part of `limit`, in exact integers, because offsets exceed 2^53."""
     total = sum(counts.values())
     if total <= limit:
         return dict(counts)
     return {where: max(1, limit * count // total) for where, count in counts.items()}
 
 
-# -- from where to where ------------------------------------------------------------------------------------
+# -- ranges ------------------------------------------------------------------------------------------------
 
 
 def new_partitions(start: Partitions, end: Partitions) -> list[TopicPartition]:
@@ -97,8 +99,8 @@ def new_partitions(start: Partitions, end: Partitions) -> list[TopicPartition]:
 
 
 def ranges_of(start: Partitions, end: Partitions, earliest: Partitions) -> tuple[list[Range], list[str]]:
-    """(ranges, losses): what to read, and a sentence for each thing that can be read no more. `earliest` has
-    the partitions that are in `end` only, but for those that are gone already.
+    """Return (ranges, losses): what to read, and a message for each loss. `earliest` has the partitions that
+    are only in `end`, except those that are gone already.
     """
     losses: list[str] = []
     new = new_partitions(start, end)
@@ -131,7 +133,7 @@ def listed(partitions: list[TopicPartition]) -> str:
     return ", ".join(names) if len(names) <= 5 else f"{', '.join(names[:5])} and {len(names) - 5} more"
 
 
-# -- into tasks ---------------------------------------------------------------------------------------------
+# -- tasks -------------------------------------------------------------------------------------------------
 
 
 def split(
@@ -142,9 +144,9 @@ def split(
     records_max: int | None = None,
     pieces_min: int | None = None,
 ) -> list[Range]:
-    """The ranges of tasks: none with more than about `bytes_max` bytes (where `weights` tells them) or more
-    than `records_max` offsets, and about `pieces_min` of them in all, if there are as many offsets. What
-    would be more than PIECES_MAX tasks stays larger.
+    """Return the ranges of tasks: none with more than about `bytes_max` bytes (if `weights` has them) or more
+    than `records_max` offsets, and about `pieces_min` in all, if there are as many offsets. Ranges stay
+    larger if there would be more than PIECES_MAX tasks.
     """
     ranges = [each for each in ranges if each.length > 0]
     pieces = dict.fromkeys(ranges, 1)
@@ -164,8 +166,8 @@ def split(
 
 
 def share_out(pieces: dict[Range, int], pieces_min: int, weights: Weights) -> None:
-    """More pieces for the large ones, until there are `pieces_min`: always one for whose pieces are
-    largest.
+    """Give large ranges more pieces, until there are `pieces_min`: always one more for the range with the
+    largest pieces.
     """
     mean = sum(weights.values()) / len(weights) if weights else 1.0
     sizes = {each: each.length * (weights.get(each.where) or mean) for each in pieces}
@@ -181,7 +183,7 @@ def share_out(pieces: dict[Range, int], pieces_min: int, weights: Weights) -> No
 
 
 def cut(whole: Range, pieces: int) -> list[Range]:
-    """`pieces` ranges of one length, but for one offset; in order, without a hole."""
+    """Return `pieces` ranges of equal length, up to one offset; in order, without gaps."""
     each, more = divmod(whole.length, pieces)
     found, at = [], whole.start
     for number in range(pieces):

@@ -45,11 +45,11 @@ READ_UNCOMMITTED: Final = "read_uncommitted"
 READ_COMMITTED: Final = "read_committed"
 LEVELS: Final = {READ_UNCOMMITTED: 0, READ_COMMITTED: 1}
 
-WAIT_MS: Final = 500  # how long a broker holds a Fetch that it has nothing for
+WAIT_MS: Final = 500  # how long a broker holds a Fetch without data
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0  # between tries
-MISSING_TOPIC_S: Final = 15.0  # a topic that is denied for so long, or half of the patience, is gone
+MISSING_TOPIC_S: Final = 15.0  # a topic denied for this time, or half of the timeout, counts as deleted
 FETCH_BYTES_MIN: Final = 64 << 10
-RECORD_BYTES_GUESS: Final = 1024  # until an answer has shown how large they are
+RECORD_BYTES_GUESS: Final = 1024  # until an answer has shown their size
 BATCH_BYTES_MAX: Final = 1 << 30
 LENGTH_OVERHEAD: Final = 12
 MAGIC_AT: Final = 16
@@ -59,15 +59,15 @@ log = logging.getLogger("kafkad.spark")
 
 
 class DataLoss(Exception):
-    """Records of the range are not in Kafka any more (Spark's KAFKA_DATA_LOSS)."""
+    """Records of the range are no longer in Kafka (Spark's KAFKA_DATA_LOSS)."""
 
 
 class FetchTimeout(TimeoutError):
-    """Nothing came for `timeout_s`."""
+    """No data came for `timeout_s`."""
 
 
 class Lost(NamedTuple):
-    """Offsets [first, behind) that were given up, and why."""
+    """Offsets [first, behind) that were given up, and the reason."""
 
     first: int
     behind: int
@@ -75,7 +75,7 @@ class Lost(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """A Fetch whose answer is under way."""
+    """A Fetch whose answer has not been read yet."""
 
     connection: Connection
     version: int
@@ -83,14 +83,14 @@ class Flight(NamedTuple):
 
 
 class RangeReader:
-    """Iterate it once. Raises DataLoss, FetchTimeout, KafkaError for what does not pass (authorization),
-    AuthenticationFailed, Malformed for damaged batches, ValueError for options that cannot be.
+    """Iterate it once. Raises DataLoss, FetchTimeout, KafkaError for permanent errors (authorization),
+    AuthenticationFailed, Malformed for damaged batches, ValueError for invalid options.
 
     client_config     Kafka's client options without the prefix `kafka.`: client.id, security.protocol,
-                      sasl.*, ssl.*; others are not looked at
+                      sasl.*, ssl.*; others are ignored
     isolation         read_uncommitted or read_committed
     headers           with the column `headers`
-    topic_id          the id that the range was planned for, if it is known: 16 bytes
+    topic_id          the id for which the range was planned, if known: 16 bytes
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class RangeReader:
         self._topic_id = topic_id
         self._located = False
         self._patience = Patience(timeout_s)
-        self._record_bytes = 0.0  # on the wire, of late
-        self._whole_bytes = 0  # what a broker must be let send for its next batch to be whole
+        self._record_bytes = 0.0  # on the wire, recent average
+        self._whole_bytes = 0  # what a broker must be allowed to send for its next batch to be whole
         self._missing_since: float | None = None
 
     @property
@@ -147,11 +147,11 @@ class RangeReader:
 
     @property
     def position(self) -> int:
-        """The next offset that nothing is known of."""
+        """The next offset that has not been read."""
         return self.columns.position
 
     def __iter__(self) -> Iterator[Any]:
-        """pyarrow.RecordBatch es, in the order of offsets."""
+        """Yield instances of pyarrow.RecordBatch, in the order of offsets."""
         import pyarrow as pa
 
         if self.start == self.end:
@@ -204,7 +204,7 @@ class RangeReader:
                 try:
                     flight = self._send(session, behind)
                 except (KafkaError, Unreachable):
-                    pass  # what came is good; the next turn asks again, and finds out what is wrong
+                    pass  # the data is good; the next turn asks again, and gets the error
             columns.feed(answer.records, answer.aborted)
             while (batch := columns.take()) is not None:
                 yield batch
@@ -216,7 +216,7 @@ class RangeReader:
         columns.finish()
         while (batch := columns.take()) is not None:
             yield batch
-        if flight is not None:  # a batch whose header promised less than it held: nobody reads that answer
+        if flight is not None:  # a batch had more than its header said: that answer is not needed
             flight.connection.close()
 
     def _send(self, session: Session, offset: int) -> Flight:
@@ -245,12 +245,12 @@ class RangeReader:
             raise Unreachable(f"{flight.connection.address}: {trouble}") from None
 
     def _bytes_wanted(self, offset: int) -> int:
-        """As much as is still missing, as far as one can know, and a bit more."""
+        """Return an estimate of the missing bytes, and a bit more."""
         missing = (self.end - offset) * (self._record_bytes or RECORD_BYTES_GUESS) * 1.125 + FETCH_BYTES_MIN
         return max(int(min(missing, self.fetch_bytes)), self._whole_bytes)
 
     def _locate(self, session: Session) -> None:
-        """Who leads the partition, and whether it is still the same topic's."""
+        """Find the partition's leader, and check that the topic is still the same."""
         found = session.topic_id(self.topic)
         if self._topic_id is not None and found is not None and found != self._topic_id:
             self._lose(
@@ -261,10 +261,10 @@ class RangeReader:
         self._topic_id = found
         self._located = True
 
-    # -- what an answer may say beside records -------------------------------------------------------------
+    # -- errors in an answer -------------------------------------------------------------------------------
 
     def _brings_batches(self, session: Session, answer: FetchAnswer) -> bool:
-        """It has at least one whole batch. KafkaError for a refusal; loss is dealt with here."""
+        """Return whether it has a whole batch. Raises KafkaError for a refusal; handles loss."""
         position = self.columns.position
         if answer.error_code == errors.OFFSET_OUT_OF_RANGE:
             self._out_of_range(session)
@@ -281,14 +281,14 @@ class RangeReader:
             return False
         first = int.from_bytes(records[:8], "big", signed=True)
         if answer.log_start_offset > position and first > position and records[MAGIC_AT] == 2:
-            # what was there when the broker looked for the position was deleted before it read
+            # the broker found the position, but the data was deleted before it read it
             self._lose(position, min(answer.log_start_offset, self.end), "it was deleted meanwhile")
             self.columns.skip_to(answer.log_start_offset)
         return True
 
     def _nothing_yet(self, answer: FetchAnswer) -> None:
-        """The log ends at the position, for now: the high watermark may come back with a new leader, a
-        transaction may end, or the log was cut."""
+        """The log ends at the position, for now: the high watermark may have gone back with a new leader, a
+        transaction may be open, or the log was cut."""
         ends = answer.high_watermark
         if self.isolation and 0 <= answer.last_stable_offset < ends:
             reason = f"a transaction that began at {answer.last_stable_offset} has not ended"
@@ -297,8 +297,8 @@ class RangeReader:
         self._patience.check(self._timed_out(reason))
 
     def _make_room(self, records: memoryview) -> None:
-        """The first batch is cut: a broker older than KIP-74 does that to one larger than what was asked
-        for."""
+        """The first batch is truncated: a broker older than KIP-74 does that to a batch larger than the
+        limit."""
         size = LENGTH_OVERHEAD
         if len(records) >= LENGTH_OVERHEAD:
             size += int.from_bytes(records[8:12], "big", signed=True)
@@ -312,7 +312,7 @@ class RangeReader:
             )
 
     def _out_of_range(self, session: Session) -> None:
-        """The log does not hold the position: as KafkaDataConsumer decides."""
+        """The log does not have the position: decide as KafkaDataConsumer does."""
         position = self.columns.position
         at = {self.partition: EARLIEST}
         earliest = list_offsets(session.cluster, self.topic, at)[self.partition]
@@ -325,12 +325,12 @@ class RangeReader:
         elif position < earliest:
             self._lose(position, earliest, holds)
             self.columns.skip_to(earliest)
-        else:  # it was gone and is there again: a log that was made anew
+        else:  # it was gone and is there again: the log was created again
             self._lose(position, position, f"{holds}, and did not a moment ago")
             self._patience.wait(self._timed_out(holds))
 
     def _lose(self, first: int, behind: int, reason: str) -> None:
-        """DataLoss, or a warning."""
+        """Raise DataLoss, or log a warning."""
         upto = self.end if self.fail_on_data_loss or behind == first else behind
         told = f"Could not read records in offset [{first}, {upto}) for topic partition {self.name}: {reason}"
         if self.fail_on_data_loss:
@@ -341,10 +341,11 @@ class RangeReader:
         self.lost.append(Lost(first, behind, reason))
         log.warning("%s; failOnDataLoss is false, so reading goes on without them", told)
 
-    # -- trouble that passes -------------------------------------------------------------------------------
+    # -- temporary errors ----------------------------------------------------------------------------------
 
     def _wait_out(self, session: Session, trouble: KafkaError | Unreachable) -> None:
-        """Returns when it is time for another try. Raises what does not pass, and when patience is over."""
+        """Return when it is time for another try. Raises permanent errors, and any error after the
+        timeout."""
         if not passes(trouble):
             raise trouble
         session.cluster.forget()
@@ -366,24 +367,24 @@ class RangeReader:
 
 
 class Patience:
-    """How long to go on trying when nothing comes."""
+    """How long to continue trying when no data comes."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.renew()
 
     def renew(self) -> None:
-        """Something came: all patience is back, and the next trouble is met at once."""
+        """Data came: restart the timeout, and retry the next error at once."""
         self._deadline = time.monotonic() + self.timeout_s
         self._pause_s = 0.0
 
     def check(self, message: str) -> None:
-        """FetchTimeout with `message` when it is over."""
+        """Raise FetchTimeout with `message` after the timeout."""
         if time.monotonic() >= self._deadline:
             raise FetchTimeout(message)
 
     def wait(self, message: str) -> None:
-        """The same; then sleeps for a while, longer each time, and not at all the first time."""
+        """Check; then sleep, longer each time, and not at all the first time."""
         self.check(message)
         time.sleep(min(self._pause_s, max(self._deadline - time.monotonic(), 0)))
         self._pause_s = min(max(2 * self._pause_s, PAUSE_S_MIN), PAUSE_S_MAX)

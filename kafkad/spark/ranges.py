@@ -7,12 +7,12 @@ from kafkad.spark.offsets import OffsetReader
 from kafkad.spark.options import EARLIEST, LATEST, ReadOptions, shown
 from kafkad.spark.planning import Range
 
-# splitting by bytes is worth a question to the brokers above this many offsets in a range
+# above this many offsets in a range, ask the brokers for sizes to split by bytes
 WEIGHED_OFFSETS_MIN = 1000
 
 
 def whole_ranges(options: ReadOptions, offsets: OffsetReader) -> list[Range]:
-    """From startingOffsets to endingOffsets, resolved."""
+    """Return the ranges from startingOffsets to endingOffsets, resolved."""
     partitions = offsets.partitions()
     if options.start.word == EARLIEST and options.end.word == LATEST:
         start, end = offsets.list_both(partitions)
@@ -29,7 +29,7 @@ def whole_ranges(options: ReadOptions, offsets: OffsetReader) -> list[Range]:
 
 
 def split_by(options: ReadOptions, offsets: OffsetReader, ranges: list[Range]) -> list[Range]:
-    """Ranges of tasks, by what the options say."""
+    """Return the ranges of tasks, according to the options."""
     large = sorted({each.where for each in ranges if each.length >= WEIGHED_OFFSETS_MIN})
     return planning.split(
         ranges,

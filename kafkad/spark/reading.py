@@ -35,8 +35,8 @@ DLQ_HEADERS = (DLQ_TOPIC, DLQ_PARTITION, DLQ_OFFSET, DLQ_TIMESTAMP, DLQ_REASON, 
 
 
 class RangePartition(InputPartition):
-    """One task: offsets start <= offset < end of a partition. `topic_id` is the topic's at planning, in hex;
-    None from brokers before 2.8, and where nobody asked.
+    """One task: offsets start <= offset < end of a partition. `topic_id`: the topic's id at planning, in hex;
+    None from brokers before 2.8, or if it was not requested.
     """
 
     def __init__(self, topic: str, partition: int, start: int, end: int, topic_id: str | None = None) -> None:
@@ -51,7 +51,7 @@ class RangePartition(InputPartition):
 
 
 class SmallRanges(InputPartition):
-    """One task: several ranges, one after the other, since a task costs more than they do."""
+    """One task: several ranges, one after the other, because a task costs more than they do."""
 
     def __init__(self, parts: list[RangePartition]) -> None:
         self.parts = parts
@@ -60,16 +60,16 @@ class SmallRanges(InputPartition):
         return f"SmallRanges({', '.join(map(repr, self.parts))})"
 
 
-# Bytes of records in one batch. Typed columns are a part of the text that they come from, and a batch of many
+# Bytes of records in one batch. Typed columns are smaller than their text, and a batch of many
 # columns costs Python and the JVM as much as some hundred rows of it, whatever its size.
 RAW_BATCH_BYTES, TYPED_BATCH_BYTES = 1 << 20, 4 << 20
 
-# so many offsets together are one task: a Python task costs tens of milliseconds
+# ranges with up to this many offsets together are one task: a Python task costs tens of milliseconds
 SMALL_TASK_OFFSETS = 500
 
 
 def tasks(ranges: list[Range], topic_ids: dict[str, str], *, packed: bool = False) -> list[InputPartition]:
-    """A task for each range; `packed`: one for neighbours that have few offsets together."""
+    """Return a task for each range; `packed`: one for neighbours that have few offsets together."""
     parts = [RangePartition(*each, topic_ids.get(each.topic)) for each in ranges]
     if not packed:
         return [*parts]
@@ -86,7 +86,7 @@ def tasks(ranges: list[Range], topic_ids: dict[str, str], *, packed: bool = Fals
 
 
 def read_partition(options: ReadOptions, layout: Layout, part: Any) -> Iterator[pa.RecordBatch]:
-    """Record batches of exactly the layout's schema."""
+    """Yield record batches with exactly the layout's schema."""
     task_begins()
     if isinstance(part, RangePartition):
         yield from compose(options, layout, fetched(options, layout, part))
@@ -97,7 +97,7 @@ def read_partition(options: ReadOptions, layout: Layout, part: Any) -> Iterator[
         from kafkad.spark import segment_scan
 
         yield from compose(options, layout, segment_scan.read(part, batch_bytes(options, layout)))
-    # else nothing was planned, and PySpark sends a partition without anything
+    # otherwise nothing was planned, and PySpark sends an empty partition
 
 
 def fetched(options: ReadOptions, layout: Layout, part: RangePartition) -> Iterator[pa.RecordBatch]:
@@ -127,7 +127,7 @@ def fetched(options: ReadOptions, layout: Layout, part: RangePartition) -> Itera
 def compose(
     options: ReadOptions, layout: Layout, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Batches with Kafka's columns become batches of the layout."""
+    """Convert batches with Kafka's columns to batches of the layout."""
     schema = layout.schema
     if not options.typed or not looks_at_values(options, layout):
         for batch in batches:
@@ -158,19 +158,20 @@ def compose(
 
 
 def batch_bytes(options: ReadOptions, layout: Layout) -> int:
-    """What of records becomes one batch: of the result it is about 1 MiB either way."""
+    """Return the bytes of records per batch: the result has about 1 MiB in both cases."""
     return TYPED_BATCH_BYTES if options.typed and looks_at_values(options, layout) else RAW_BATCH_BYTES
 
 
 def looks_at_values(options: ReadOptions, layout: Layout) -> bool:
-    """Where no column of the value is wanted, bad ones are only looked for if somebody is to be told."""
+    """Return whether to decode values: without columns of the value, only to report bad ones, if that is
+    wanted."""
     if any(column.origin != OF_KAFKA for column in layout.columns):
         return True
     return options.bad_records == "dlq"
 
 
 def conform(schema: pa.Schema, columns: dict[str, pa.Array], rows: int) -> pa.RecordBatch:
-    """PySpark compares the schema of the first batch, and the JVM reads the others by it."""
+    """Build a batch of the schema: PySpark checks the first batch, and the JVM reads the others by it."""
     arrays = []
     for field in schema:
         array = columns[field.name]
@@ -183,8 +184,8 @@ def conform(schema: pa.Schema, columns: dict[str, pa.Array], rows: int) -> pa.Re
 
 
 def decoder_of(options: ReadOptions, columns: tuple[str, ...] | None = None) -> Any:
-    """The decoder of values for all columns of the schema, or these. ValueError for a schema that cannot
-    be.
+    """Return the decoder of values for all columns of the schema, or these. Raises ValueError for an invalid
+    schema.
     """
     from kafkad.values import decoder as values
 
@@ -202,7 +203,7 @@ def decoder_how(options: ReadOptions) -> dict[str, str]:
 
 
 class BadRecords:
-    """What becomes of values that cannot be decoded, in one task."""
+    """Handles values that cannot be decoded, in one task."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
@@ -211,7 +212,8 @@ class BadRecords:
         self._letters: Any = None
 
     def apply(self, batch: pa.RecordBatch, rows: list[int], reasons: list[str]) -> dict[str, pa.Array]:
-        """What `_error` and `_raw` hold. Raises ValueError for the first bad row with the policy fail."""
+        """Return the columns `_error` and `_raw`. With the policy fail, raises ValueError for the first bad
+        row."""
         if rows and self.policy == "fail":
             raise ValueError(self._told(batch, rows[0], reasons[0], len(rows)))
         if rows and self.policy == "dlq":

@@ -56,9 +56,9 @@ from kafkad.protocol.legacy_records import LegacyEntry
 from kafkad.protocol.records import find_timestamp
 from kafkad.spark.options import TopicPartition, shown
 
-SETTLE_SECONDS = 10.0  # for a checkpoint that is about to be written, and for the cleaner's renames
+SETTLE_SECONDS = 10.0  # wait for a checkpoint to be written, and for the cleaner's renames
 PAUSE_S = 0.1
-SWAP_PAUSE_S = 0.003  # between two looks at a directory whose segments are exchanged
+SWAP_PAUSE_S = 0.003  # between two checks of a directory whose segments are exchanged
 
 _HEADER = struct.Struct(">qiib")  # base offset, length, leader epoch (magic 0 and 1: CRC), magic
 _MAX_TIMESTAMP = struct.Struct(">q")
@@ -66,17 +66,17 @@ MAX_TIMESTAMP_AT = 35
 HEADER_SIZE, LENGTH_OVERHEAD = 61, 12
 LEGACY_SIZE_MIN = 26
 
-INDEX_PIECE = 64 << 10  # of an index, read at a time
+INDEX_PIECE = 64 << 10  # bytes of an index, read at a time
 _ZEROS = bytes(INDEX_PIECE)
 
 
 class DataLoss(ValueError):
-    """Records of the plan are not there any more, or not as they were written."""
+    """Records of the plan are gone, or have changed."""
 
 
 @dataclass(frozen=True)
 class PartitionLog:
-    """Where a partition lies. Pickles; what changes is read from the disk each time."""
+    """The directory of a partition. Can be pickled; what changes is read from disk each time."""
 
     topic: str
     partition: int
@@ -95,18 +95,18 @@ class PartitionLog:
         return checkpoint(self.root, name).get(self.where)
 
     def bases(self) -> list[int]:
-        """The base offsets of its segments, as they were at one moment. DataLoss when the directory is gone,
-        or is another topic's of that name."""
+        """Return the base offsets of its segments at one moment. Raises DataLoss if the directory is gone, or
+        belongs to another topic of that name."""
         deadline = time.monotonic() + SETTLE_SECONDS
         before: list[str] | None = None
         at_work: list[tuple[str, int]] = []
         while True:
             names = sorted(self._names())
             swaps = [name for name in names if name.endswith(SWAP)]
-            if (found := self._inodes(swaps)) != at_work:  # one exchange may follow the other
+            if (found := self._inodes(swaps)) != at_work:  # one exchange may follow another
                 deadline = time.monotonic() + SETTLE_SECONDS
                 at_work = found
-            # A name that moves while the directory is read may be seen under neither: two lists must agree.
+            # A file renamed during the listing may be missing under both names: two lists must be equal.
             if names == before and not swaps:
                 return sorted(
                     base for name in names if name.endswith(LOG) and (base := offset_of(name)) is not None
@@ -121,7 +121,7 @@ class PartitionLog:
             before = names
 
     def _inodes(self, names: list[str]) -> list[tuple[str, int]]:
-        """What tells these files from later ones of the same names."""
+        """Return what distinguishes these files from later ones of the same names."""
         found = []
         for name in names:
             with suppress(FileNotFoundError):
@@ -147,7 +147,7 @@ class PartitionLog:
         return max(bases[0] if bases else 0, self.checkpoint(LOG_START_OFFSETS) or 0)
 
     def high_watermark(self) -> int:
-        """As it was checkpointed. ValueError where that is missing of a log that holds something."""
+        """Return the checkpointed value. Raises ValueError if it is missing for a log with records."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while (found := self.checkpoint(HIGH_WATERMARKS)) is None:
             bases = self.bases()
@@ -168,14 +168,15 @@ class PartitionLog:
             return 0
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """The first offset of the oldest transaction that is open at the high watermark, or that."""
+        """Return the first offset of the oldest transaction open at the high watermark, or the high
+        watermark."""
         bases = self.bases()
         producers = ProducerTable()
         at = bases[0] if bases else 0
         for offset in sorted(self._snapshots(), reverse=True):
             if offset <= high_watermark:
                 try:
-                    # one that has expired (expiration 0) has no open transaction, or it would be kept
+                    # a producer that would be expired (expiration 0) has no open transaction
                     load_snapshot(segment_file(self.directory, offset, SNAPSHOT), producers, OFFSET_MAX, 0)
                 except (Malformed, FileNotFoundError):
                     producers = ProducerTable()
@@ -194,7 +195,7 @@ class PartitionLog:
                 yield offset
 
     def aborted(self, start: int, end: int) -> list[tuple[int, int, int]]:
-        """(producer id, first offset, offset of the marker) of the aborted transactions in [start, end), with
+        """Return (producer id, first offset, marker offset) of the aborted transactions in [start, end), with
         `end` at or below the last stable offset."""
         bases = self.bases()
         found = []
@@ -213,7 +214,7 @@ _checkpoints: dict[str, tuple[tuple[int, int, int], dict[TopicPartition, int]]] 
 
 
 def checkpoint(root: str, name: str) -> dict[TopicPartition, int]:
-    """A checkpoint file, read again where another stands under its name. ValueError when it is damaged."""
+    """Return a checkpoint file, read again if it was replaced. Raises ValueError if it is damaged."""
     path = os.path.join(root, name)
     try:
         status = os.stat(path)
@@ -229,7 +230,7 @@ def checkpoint(root: str, name: str) -> dict[TopicPartition, int]:
 
 
 class Segment:
-    """One open .log file; its name may go meanwhile. A context manager. FileNotFoundError."""
+    """One open .log file; its name may disappear meanwhile. A context manager. Raises FileNotFoundError."""
 
     def __init__(self, directory: str, base: int) -> None:
         self.directory = directory
@@ -248,7 +249,7 @@ class Segment:
         return os.fstat(self.fd).st_size
 
     def header(self, position: int) -> tuple[int, int, int] | None:
-        """(first offset as the batch tells it, size, magic) of what stands there; None for what cannot be."""
+        """Return (first offset in the batch, size, magic) at a position; None for anything invalid."""
         data = os.pread(self.fd, _HEADER.size, position)
         if len(data) < _HEADER.size:
             return None
@@ -259,15 +260,15 @@ class Segment:
         return offset, length + LENGTH_OVERHEAD, magic
 
     def offset_index(self) -> Index:
-        """(offset - base, position): the batch that ends with the offset begins at the position."""
+        """Entries (offset - base, position): the batch that ends with the offset begins at the position."""
         return Index(segment_file(self.directory, self.base, INDEX), struct.Struct(">ii"))
 
     def time_index(self) -> Index:
-        """(timestamp, offset - base): no record up to the offset is younger."""
+        """Entries (timestamp, offset - base): no record up to the offset is younger."""
         return Index(segment_file(self.directory, self.base, TIME_INDEX), struct.Struct(">qi"))
 
     def position_of(self, offset: int) -> int:
-        """Where to begin to find the batch that holds `offset`: at it, or at one before it."""
+        """Return where to begin to find the batch that holds `offset`: at it, or before it."""
         if offset <= self.base:
             return 0
         index = self.offset_index()
@@ -280,7 +281,8 @@ class Segment:
         return 0
 
     def first_at_or_after(self, timestamp: int, from_offset: int, below: int) -> int | None:
-        """The offset of the first record that is not older, walking over headers. Malformed."""
+        """Return the offset of the first record that is not older, by walking over headers. Raises
+        Malformed."""
         times = self.time_index()
         entry = times.last_at_or_below(timestamp - 1)
         at = self.position_of(self.base + times[entry][1]) if entry >= 0 else 0
@@ -307,11 +309,11 @@ class Segment:
 
 
 class Index:
-    """An index file as it is now: pairs, the first of which do not fall. Empty when there is no such file."""
+    """An index file as it is now: pairs with ascending first numbers. Empty if there is no such file."""
 
     def __init__(self, path: str, entry: struct.Struct) -> None:
         self._entry = entry
-        # An active segment's is stretched with zeros, to 10 MB: the reading ends where they have begun
+        # An active segment's index is stretched with zeros, to 10 MB: stop reading where they begin
         pieces = []
         try:
             with open(path, "rb", buffering=0) as file:
@@ -330,16 +332,17 @@ class Index:
         return self._entry.unpack_from(self._data, at * self._entry.size)
 
     def last_at_or_below(self, first: int) -> int:
-        """The place of the last entry whose first number is not above; -1: none is."""
+        """Return the place of the last entry whose first number is <= `first`, or -1."""
         return bisect_right(range(self._count), first, key=lambda at: self[at][0]) - 1
 
     def first_behind(self, second: int, lowest: int = 0) -> int:
-        """The place of the first entry from `lowest` on whose second number is not below."""
+        """Return the place of the first entry from `lowest` on whose second number is >= `second`."""
         return bisect_left(range(self._count), second, lo=lowest, key=lambda at: self[at][1])
 
 
 def logs_in(log_dir: str) -> dict[TopicPartition, PartitionLog]:
-    """The partitions of all directories that `log_dir` names. ValueError when one is no data directory."""
+    """Return the partitions of all directories in `log_dir`. Raises ValueError for one that is no data
+    directory."""
     found: dict[TopicPartition, PartitionLog] = {}
     for part in log_dir.split(","):
         root = os.path.abspath(part.strip().removeprefix("file://"))

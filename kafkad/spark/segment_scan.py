@@ -50,20 +50,20 @@ from kafkad.spark.segment_files import DataLoss, PartitionLog, Segment, logs_in
 
 log = logging.getLogger("kafkad.spark")
 
-CHUNK = 1 << 20  # read at a time: stays in a core's cache. A batch that is larger gets a buffer of its size
+CHUNK = 1 << 20  # read at a time: fits a core's cache. A larger batch gets a buffer of its size
 
-# Buffers of this process that no task has: memory that is touched anew costs more than the reading.
+# Unused buffers of this process: touching new memory costs more than reading the data.
 _buffers: list[bytearray] = []
 
 INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state", METADATA_TOPIC)
 
 
-# -- what there is ------------------------------------------------------------------------------------------
+# -- offsets ------------------------------------------------------------------------------------------------
 
 
 class DirectoryOffsets(OffsetReader):
-    """What partitions there are and where they begin and end, told by files. With brokers given they tell the
-    ends of the partitions, which are up to date."""
+    """Finds partitions and their first and last offsets from files. With brokers given, these return the ends
+    of the partitions, which are up to date."""
 
     def __init__(self, options: ReadOptions) -> None:
         assert options.log_dir is not None
@@ -135,7 +135,7 @@ class DirectoryOffsets(OffsetReader):
         return each.last_stable_offset(end) if self.options.read_committed else end
 
     def _at_time(self, where: TopicPartition, timestamp: int) -> int:
-        """As ListOffsets has it: the first record at or after it, in the order of offsets."""
+        """Return as ListOffsets does: the first record at or after it, in the order of offsets."""
         each = self.logs[where]
         bases = each.bases()
         start, end = each.start(bases), self._ends([where])[where]
@@ -151,7 +151,7 @@ class DirectoryOffsets(OffsetReader):
                             continue
                     found = segment.first_at_or_after(timestamp, start, end)
             except FileNotFoundError:
-                continue  # retention came first
+                continue  # retention was faster
             except Malformed as damaged:
                 raise ValueError(f"{shown(where)}: {damaged}") from None
             if found is not None:
@@ -163,7 +163,7 @@ class DirectoryOffsets(OffsetReader):
 
 
 class ScanPartition(InputPartition):
-    """One task: offsets start <= offset < end of a partition that lies in a directory."""
+    """One task: offsets start <= offset < end of a partition in a directory."""
 
     def __init__(self, where: PartitionLog, start: int, end: int, options: ReadOptions) -> None:
         super().__init__(0)
@@ -180,8 +180,8 @@ class ScanPartition(InputPartition):
 
 
 def plan(options: ReadOptions, filters: Any = None) -> list[ScanPartition]:
-    """The tasks of a batch read. `filters`: kafkad.spark.source.Filters, or None. ValueError in one sentence
-    for options that do not go."""
+    """Return the tasks of a batch read. `filters`: kafkad.spark.source.Filters, or None. Raises ValueError
+    with one message for invalid options."""
     offsets = DirectoryOffsets(options)
     ranges = whole_ranges(options, offsets)
     if filters is not None:
@@ -196,7 +196,7 @@ def plan(options: ReadOptions, filters: Any = None) -> list[ScanPartition]:
 
 
 def by_bytes(each: PartitionLog, whole: Range, target: int) -> list[Range]:
-    """Cut where batches begin, so that a piece holds about `target` bytes of segments."""
+    """Cut a range where batches begin, so that a piece has about `target` bytes of segments."""
     borders: list[int] = []
     bases = each.bases()
     read = 0  # bytes since the last border
@@ -217,8 +217,8 @@ def by_bytes(each: PartitionLog, whole: Range, target: int) -> list[Range]:
 
 
 def batches_at(segment: Segment, whole: Range, read: int, target: int) -> tuple[list[int], int]:
-    """The offsets of batches about `target` bytes apart, of which `read` are read before the segment; and the
-    bytes that are read behind the last. Offsets above the range's end are not looked for."""
+    """Return the offsets of batches about `target` bytes apart, with `read` bytes before the segment; and the
+    bytes after the last of them. Offsets above the range's end are ignored."""
     index = segment.offset_index()
     last = segment.position_of(whole.start)
     end = index.first_behind(segment.size)
@@ -254,8 +254,8 @@ def columns_of(part: ScanPartition, batch_bytes: int = 1 << 20) -> RecordColumns
 
 
 def read(part: ScanPartition, batch_bytes: int = 1 << 20) -> Iterator[pa.RecordBatch]:
-    """The records of a task, as Kafka's columns, in batches of so many bytes at most. DataLoss when they are
-    not there any more and failOnDataLoss is set."""
+    """Yield the records of a task, as Kafka's columns, in batches of at most this many bytes. Raises DataLoss
+    if they are gone and failOnDataLoss is set."""
     columns = columns_of(part, batch_bytes)
     reader = SegmentReader(part, columns)
     try:
@@ -271,17 +271,17 @@ def read(part: ScanPartition, batch_bytes: int = 1 << 20) -> Iterator[pa.RecordB
 
 
 class SegmentReader:
-    """Walks from segment to segment, as they are named when their turn comes."""
+    """Walks from segment to segment, by their names at that time."""
 
     def __init__(self, part: ScanPartition, columns: RecordColumns) -> None:
         self.part = part
         self.columns = columns
         self.buffer = _buffers.pop() if _buffers else bytearray(CHUNK)
         self.segment: Segment
-        self.behind = (-1, -1)  # base offset and inode of the segment that was read to its end
+        self.behind = (-1, -1)  # base offset and inode of the segment that was read completely
 
     def begin(self) -> bool:
-        """Opens the segment that holds the next offset. False when the rest is lost, and that is allowed."""
+        """Open the segment that holds the next offset. False if the rest is lost, and that is allowed."""
         while True:
             try:
                 bases = self.part.log.bases()
@@ -299,7 +299,7 @@ class SegmentReader:
                     return False
                 continue
             at = bisect_right(bases, position) - 1
-            if at >= 0 and self._is_behind(bases[at]):  # nothing there, though the next segment begins later
+            if at >= 0 and self._is_behind(bases[at]):  # a gap before the next segment
                 at += 1
                 if at == len(bases):
                     self._lost(f"{self._where} ends at offset {position}, {self._below}", self.part.end)
@@ -317,16 +317,16 @@ class SegmentReader:
             try:
                 self.segment = Segment(self.part.log.directory, bases[at])
             except FileNotFoundError:
-                continue  # it went after it was listed; the next list tells what is left
+                continue  # deleted after it was listed; list again
             return True
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """What the open segment has of the range."""
+        """Yield the open segment's part of the range."""
         columns, part, segment = self.columns, self.part, self.segment
         aborted = part.log.aborted(columns.position, part.end) if part.read_committed else []
         at = segment.position_of(columns.position)
         os.posix_fadvise(segment.fd, at, 0, os.POSIX_FADV_SEQUENTIAL)
-        have = 0  # bytes in the buffer: the beginning of a batch that the last read has cut
+        have = 0  # bytes in the buffer: the beginning of a batch that the last read truncated
         while not columns.done:
             more = os.preadv(segment.fd, [memoryview(self.buffer)[have:]], at + have)
             have += more
@@ -351,14 +351,14 @@ class SegmentReader:
                 continue
             header = segment.header(at)
             if header is None or more == 0 or at + header[1] > segment.size:
-                # the last batch is cut, or is none
+                # the last batch is truncated, or invalid
                 raise self._damaged(f"no whole batch stands at position {at}")
             if header[1] > len(self.buffer):
                 self.buffer = bytearray(header[1])
                 have = 0
         self.behind = (segment.base, os.fstat(segment.fd).st_ino)
 
-    # -- what is told
+    # -- errors
 
     @property
     def _where(self) -> str:
@@ -369,19 +369,19 @@ class SegmentReader:
         return f"below its high watermark (the plan goes to {self.part.end})"
 
     def _damaged(self, how: str) -> DataLoss:
-        # Rows of the batches before are right, and may have left; nothing behind is guessed.
+        # Rows of the previous batches are right, and may have been returned; nothing beyond is guessed.
         at = self.columns.position
         return DataLoss(f"{self.segment.path} is damaged below the high watermark, at offset {at}: {how}")
 
     def _is_behind(self, base: int) -> bool:
-        # by inode, too: what the cleaner merged has the name of the first that it merged
+        # by inode, too: a segment merged by the cleaner has the name of the first one
         try:
             return self.behind == (base, os.stat(segment_file(self.part.log.directory, base, LOG)).st_ino)
         except FileNotFoundError:
             return False
 
     def _is_compacted(self) -> bool:
-        """Or has just been for the first time: the checkpoint is written when the cleaner is through."""
+        """Return whether it was compacted, perhaps just now: the cleaner writes the checkpoint at the end."""
         deadline = time.monotonic() + segment_files.SETTLE_SECONDS
         while self.part.log.checkpoint(CLEANER_OFFSETS) is None:
             if time.monotonic() > deadline:

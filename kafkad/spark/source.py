@@ -36,8 +36,8 @@ FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 def parsed(options: Mapping[str, str], streaming: bool | None) -> ReadOptions:
-    """The options, with the schema of values as a text of its own: every task shall go by the same, wherever
-    a file is and whatever a registry's newest version has become.
+    """Return the options, with the schema of values as text: every task must use the same schema, wherever
+    the file is and whatever a registry's newest version is by then.
     """
     checked = read_options(options, streaming=streaming)
     if not checked.typed:
@@ -64,7 +64,7 @@ def spark_schema(layout: Layout) -> Any:
     return from_arrow_schema(layout.schema, prefer_timestamp_ntz=True)
 
 
-# -- what PySpark calls (through pyspark_kafkad) ------------------------------------------------------------
+# -- called by PySpark (through pyspark_kafkad) -------------------------------------------------------------
 
 
 @plain_errors()
@@ -112,7 +112,7 @@ def stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> A
 
 
 def checked_layout(options: ReadOptions, schema: Any) -> Layout:
-    """The layout; ValueError when the user asked for another schema by `.schema(…)`."""
+    """Return the layout. Raises ValueError if the user requested another schema by `.schema(…)`."""
     layout = result_layout(options)
     ours = spark_schema(layout)
     if schema is not None and [(f.name, f.dataType) for f in schema] != [(f.name, f.dataType) for f in ours]:
@@ -125,7 +125,7 @@ def checked_layout(options: ReadOptions, schema: Any) -> Layout:
 
 
 def filters_are_asked_for() -> bool:
-    """This process was made to ask for filters, so the setting is on."""
+    """Return whether this process was created to push filters, so the setting is on."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)  # its name without Spark's Python daemon
     return FILTER_WORKER in sys.modules or getattr(main, "name", "") == FILTER_WORKER
 
@@ -134,7 +134,7 @@ def filters_are_asked_for() -> bool:
 
 
 class BatchReader(DataSourceReader):
-    """What is between two offsets of each partition, once."""
+    """Reads the range between two offsets of each partition, once."""
 
     def __init__(self, options: ReadOptions, layout: Layout) -> None:
         self.options = options
@@ -157,7 +157,7 @@ class BatchReader(DataSourceReader):
 
 class FilteringBatchReader(BatchReader):
     def pushFilters(self, filters: list[Any]) -> list[Any]:
-        """Answers those that Spark has to check."""
+        """Return the filters that Spark must check."""
         prefix = self.options.prefix if self.options.typed else ""
         return [each for each in filters if not self.filters.take(each, prefix)]
 
@@ -168,7 +168,8 @@ OFFSET_MAX = (1 << 63) - 1
 
 
 class Filters:
-    """What the pushed filters leave of a plan: topics, partitions, offsets, and the earliest timestamp."""
+    """The part of a plan that the pushed filters leave: topics, partitions, offsets, and the earliest
+    timestamp."""
 
     def __init__(self) -> None:
         self.allowed: dict[str, set[Any] | None] = {"topic": None, "partition": None, "offset": None}
@@ -177,7 +178,7 @@ class Filters:
         self.since_ms: int | None = None
 
     def take(self, given: Any, prefix: str = "") -> bool:
-        """Whether the filter is done with; False leaves it to Spark, even where it cuts ranges."""
+        """Return whether the filter is fully applied; False leaves it to Spark, even if it cuts ranges."""
         kind, attribute = type(given).__name__, tuple(map(str, getattr(given, "attribute", ())))
         if len(attribute) != 1 or not attribute[0].lower().startswith(prefix.lower()):
             return False
@@ -206,7 +207,7 @@ class Filters:
         ranges = [each for each in ranges if self._wanted(each)]
         if self.since_ms is not None and ranges:
             found = offsets.list({each.where: self.since_ms for each in ranges})
-            # nothing is that late: only what arrives after the plan, which is not in it
+            # no record is that late: only those that arrive after the plan, which are not in it
             ranges = [each._replace(start=max(each.start, found[each.where])) for each in ranges
                       if found[each.where] >= 0]  # fmt: skip
         least, most = self.least["offset"], self.most["offset"]
@@ -241,7 +242,7 @@ class Filters:
         if kind not in ("EqualTo", "EqualNullSafe", "GreaterThan", "GreaterThanOrEqual"):
             return
         if isinstance(value, datetime.datetime) and value.tzinfo is not None:
-            # a log keeps milliseconds: what is not older than a time is not older than its millisecond
+            # a log stores milliseconds: records not older than a time are not older than its millisecond
             since = (value - EPOCH) // datetime.timedelta(milliseconds=1)
             self.since_ms = since if self.since_ms is None else max(self.since_ms, since)
 

@@ -59,7 +59,7 @@ except ImportError:
         pass
 
 
-PUBLISH_SECONDS = 5.0  # a cluster's first group waits for its coordinator to be made
+PUBLISH_SECONDS = 5.0  # a cluster's first group waits until its coordinator's topic is created
 
 LOSS_FATAL = (
     "some data may have been lost because it is not in Kafka any more: aged out, or its topic was deleted "
@@ -70,8 +70,8 @@ LOSS_TOLD = "some data may have been lost; with failOnDataLoss=true the query wo
 
 
 class RefusedReader(DataSourceStreamReader):
-    """Says what is wrong with the options when it is first asked for something: PySpark hides what is raised
-    while a stream's reader is made behind an error of its own.
+    """Raises the error about the options at the first call: PySpark hides exceptions raised while a stream's
+    reader is created behind its own error.
     """
 
     def __init__(self, sentence: str) -> None:
@@ -128,7 +128,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._available_now = True
 
     def getDefaultReadLimit(self) -> Any:
-        """PySpark has no limit of several kinds: it gets one, and latestOffset adds the others."""
+        """PySpark does not support several kinds of limits: return one; latestOffset adds the others."""
         options = self.options
         if options.offsets_max is not None:
             return ReadMaxRows(options.offsets_max)
@@ -139,7 +139,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
-        """The end of the next batch; `start` when there is nothing to read, or not enough yet."""
+        """Return the end of the next batch; `start` if there is nothing to read, or not enough yet."""
         offsets = OffsetReader(self.options)
         known = from_json(start) if start else {}
         if start:
@@ -161,8 +161,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return as_json(self._latest) if self._latest else None
 
     def _fetch_latest(self, offsets: OffsetReader, known: Partitions) -> Partitions:
-        """The ends of all partitions. A broker that is about to follow another may tell less than what was
-        read already for a moment: it is asked again before that is taken for data loss.
+        """Return the ends of all partitions. A broker that is about to follow another may briefly return less
+        than what was read already: ask again before treating that as data loss.
         """
         for left in range(max(0, self.options.retries - 1), -1, -1):
             partitions = offsets.partitions(gone_is_loss=bool(known) and not self.options.fail_on_data_loss)
@@ -178,8 +178,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return latest
 
     def _look_for_others(self, topic_ids: dict[str, str]) -> None:
-        """A topic that was deleted and created anew has other offsets, which may even be higher by now. Seen
-        only while the query runs: a checkpoint has no room for ids.
+        """Check for topics that were deleted and created again: their offsets differ, and may even be higher
+        by now. Only detected while the query runs: a checkpoint has no room for ids.
         """
         for topic, before in self._topic_ids.items():
             if topic_ids.get(topic, before) != before:
@@ -234,15 +234,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise ValueError(f"{loss}: {LOSS_FATAL}")
         log.warning("%s: %s", loss, LOSS_TOLD)
 
-    # -- what lag tools see
+    # -- offsets for lag tools
 
     def commit(self, end: dict[str, Any]) -> None:
         if not ADMISSION_CONTROL:
             self._publish(from_json(end))
 
     def _publish(self, done: Partitions) -> None:
-        """OffsetCommit without a membership, of what changed. A broker that is away for now is tried again
-        with the next batch; a group that refuses (it has members of its own) ends the query.
+        """Send OffsetCommit without a membership, for what changed. If a broker is away, the next batch tries
+        again; a group that refuses (it has its own members) ends the query.
         """
         group = self.options.commit_group
         changed = {where: offset for where, offset in done.items() if self._published.get(where) != offset}
@@ -264,4 +264,4 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._published |= changed
 
     def stop(self) -> None:
-        """Connections are this process's, and other queries may use them."""
+        """Do nothing: connections belong to this process, and other queries may use them."""

@@ -22,7 +22,7 @@ _begun = 0
 
 
 def task_begins() -> None:
-    """To be called when a task begins. From the second on: what a task imports is imported by then, and the
+    """Call when a task begins. From the second one on, everything that a task needs is imported, and the
     garbage of the first has been collected.
     """
     global _begun
@@ -35,7 +35,7 @@ def task_begins() -> None:
 
 def end_in_silence(daemon: ModuleType) -> None:
     """`daemon`: pyspark.daemon, which forked this process, and calls its worker() for each task. Any other
-    module is left alone.
+    module is left unchanged.
     """
     if getattr(getattr(daemon, "__spec__", None), "name", None) != "pyspark.daemon":
         return
@@ -46,6 +46,6 @@ def end_in_silence(daemon: ModuleType) -> None:
             code: int = work(*arguments)
             return code
         except BrokenPipeError:
-            return 1  # the daemon has the process end
+            return 1  # the daemon then ends the process
 
     daemon.worker = worker  # type: ignore[attr-defined]

@@ -23,7 +23,8 @@ ROWS_OF_SUMMARY = (
 
 
 class Progress:
-    """`begin(total)`, `batch(record)` after each, `end(...)` once. `total` is None where there is no end."""
+    """Call `begin(total)`, `batch(record)` after each batch, `end(...)` once. `total` is None if there is no
+    end."""
 
     def __init__(self, pipeline: str, out: TextIO | None = None) -> None:
         self.pipeline = pipeline
@@ -55,7 +56,7 @@ class Progress:
         self._bar.start()
 
     def doing(self, what: str = "") -> None:
-        """Told before the bar: what is under way instead of batches. Rates count from when that is over."""
+        """Show, before the bar, what is running instead of batches. Rates count from its end."""
         self.working_since = time.monotonic()
         if self._bar is not None:
             self._bar.update(self._task, description=f"{self.pipeline}: {what}" if what else self.pipeline)
@@ -77,7 +78,7 @@ class Progress:
         )
 
     def end(self, why: str, lag: int | None, place: str) -> dict[str, Any]:
-        """Stops the bar and tells the sum of this run."""
+        """Stop the bar and print the totals of this run."""
         took, working = time.monotonic() - self.started, time.monotonic() - self.working_since
         if self._bar is not None:
             self._bar.stop()

@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from kafkad.ingest.letter_topic import LetterTopic
     from kafkad.ingest.table import Committed, Staging, Table, TaskReport
 
-RETRY_PAUSES_S = (0.5, 2, 5, 10, 20)  # the last one again and again
+RETRY_PAUSES_S = (0.5, 2, 5, 10, 20)  # the last one is repeated
 POLL_S = 0.2
 
 
 class Refused(Exception):
-    """The run cannot be, or cannot go on: one sentence."""
+    """The run cannot start, or cannot continue: one error message."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Stop:
             signal.signal(number, handler)
 
     def install(self) -> None:
-        """Again after a session was made: PySpark installs a handler of its own for Ctrl-C."""
+        """Install the handlers, again after a session was created: PySpark installs its own for Ctrl-C."""
         for number in self.before:
             signal.signal(number, self.take)
 
@@ -108,7 +108,7 @@ def place_of(pipeline: Pipeline) -> str:
 
 
 class Run:
-    """One run of a pipeline. `to_end()` does it."""
+    """One run of a pipeline: call `to_end()`."""
 
     def __init__(self, pipeline: Pipeline, checkpoint: Checkpoint, progress: Progress, stop: Stop) -> None:
         self.pipeline = pipeline
@@ -168,8 +168,8 @@ class Run:
         return Ended(why, self.progress.end(why, lag, place_of(self.pipeline)))
 
     def check_table(self) -> None:
-        """What the checkpoint calls done is in the table, or rows would be missing from here on: a table that
-        was made anew, or brought back from a copy. (Numbers of StreamRun's batches are Spark's.)
+        """Raise if the table lacks batches that the checkpoint calls done, because rows would be missing: the
+        table was created again, or restored from a copy. (Numbers of StreamRun's batches are Spark's.)
         """
         last = (self.checkpoint.history() or [{}])[-1]
         if not last.get("offsets"):
@@ -185,10 +185,11 @@ class Run:
                 " land the topic anew"
             )
 
-    # --- which offsets
+    # --- offsets
 
     def begin(self) -> dict[tuple[str, int], int] | None:
-        """Where an available-now run ends; None for one that goes on. A first run notes where it begins."""
+        """Return where an available-now run ends; None for an endless one. A first run records where it
+        begins."""
         self.attempt("asking for offsets", self.backlog.look, again=False)
         if self.checkpoint.is_new:
             held = self.table.next_offsets()
@@ -207,7 +208,7 @@ class Run:
         return upto
 
     def starts_behind(self, held: dict[tuple[str, int], int]) -> bool:
-        """Whether [source] start names, for all that the table holds, offsets behind it."""
+        """Return whether [source] start is beyond the table's offsets in all partitions of the table."""
         named = dict(self.backlog.options.start.at or ())
         return all(named.get(where, -2) >= offset for where, offset in held.items())
 
@@ -254,7 +255,7 @@ class Run:
         self.progress.batch(record)
 
     def work(self, batch: Batch) -> dict[str, Any]:
-        """Reads and lands it; what the checkpoint notes of it."""
+        """Read and land a batch; return its record for the checkpoint."""
         staging = self.table.staging(self.checkpoint.id)
         ranges = batch.ranges()
         if ranges:
@@ -271,7 +272,7 @@ class Run:
         }
 
     def commit(self, application: str, batch: int, reports: list[TaskReport]) -> Committed:
-        """To the table. Its dead letters are on their way to the topic then, if there is one."""
+        """Commit to the table. If there is a topic for dead letters, they are on their way to it."""
         letters = self.letter_topic(application)
         if letters is not None:
             letters.keep(batch, reports)
@@ -293,7 +294,7 @@ class Run:
         )
 
     def settle_letters(self) -> None:
-        """Send what batches that the table has, of this run or of one that died, have left for the topic."""
+        """Send the dead letters of committed batches, of this run or of one that died, to the topic."""
         topics = [self.letter_topic(name) for name in (self.checkpoint.id, f"{self.checkpoint.id}-stream")]
         for letters in filter(None, topics):
             self.attempt(f"sending dead letters to {letters.topic}", letters.settle)
@@ -308,7 +309,8 @@ class Run:
         return reports_of(self.numbers(work).mapInArrow(tasks.land_tasks(work), tasks.REPORT_SCHEMA))
 
     def transformed(self, batch: Batch, staging: Staging) -> list[TaskReport]:
-        """By the pipeline's SQL. A batch is read once: what cannot be decoded is put aside on the way."""
+        """Run the pipeline's SQL. A batch is read once: records that cannot be decoded are put aside on the
+        way."""
         token = staging.new_name()
         schema = spark_schema(tasks.rows_schema(self.settings))
         rows, function, parts = self.reading(batch, staging, token)
@@ -331,7 +333,8 @@ class Run:
     def reading(
         self, batch: Batch, staging: Staging, token: str
     ) -> tuple[DataFrame, Any, dict[str, list[tuple[str, int, int, int]]]]:
-        """What Spark maps by which function to the batch's rows; and the parts that report, by name."""
+        """Return what Spark maps with which function to the batch's rows; and the parts that report, by
+        name."""
         ranges = batch.ranges()
         if self.pipeline.source.engine == "kafka-jar":
             ends = {(topic, partition): (start, end) for topic, partition, start, end in ranges}
@@ -349,7 +352,7 @@ class Run:
         return self.spark.range(0, len(work.ranges), 1, len(work.ranges))
 
     def kafka_rows(self, batch: Batch) -> DataFrame:
-        """By Spark's own connector, which asks for all partitions of what it reads."""
+        """Read with Spark's own connector, which queries all partitions of its topics."""
         options = source_options(self.pipeline.source, headers=self.settings.bad == "dlq")
         for name in ("subscribe", "subscribePattern", "startingOffsets", "startingTimestamp"):
             options.pop(name, None)
@@ -375,10 +378,10 @@ class Run:
         except TableError as refused:
             raise Refused(str(refused)) from None
 
-    # --- around
+    # --- helpers
 
     def attempt(self, what: str, work: Any, again: bool = True) -> Any:
-        """`work()`, again while its trouble may pass and has not lasted too long."""
+        """Call `work()`, and retry temporary errors until the timeout."""
         deadline = 0.0
         for attempt in itertools.count():
             try:
@@ -397,7 +400,7 @@ class Run:
                 self.wait(time.monotonic() + pause)
 
     def publish(self, batch: Batch) -> None:
-        """Offsets for lag tools; a broker that does not take them is no reason to stop."""
+        """Commit offsets for lag tools; a broker that refuses them does not stop the run."""
         group = self.pipeline.source.commit_group
         if group is None or self.pipeline.source.log_dir:
             return
@@ -413,7 +416,7 @@ class Run:
 
 
 def outcome(committed: Committed, read: Iterable[TaskReport]) -> dict[str, Any]:
-    """What the checkpoint notes of a batch: what its tasks have read, and what came of it."""
+    """Return a batch's record for the checkpoint: what its tasks have read, and the result."""
     read = list(read)
     return {
         "records": sum(each.rows + each.bad for told in read for each in told.covered),
@@ -425,11 +428,11 @@ def outcome(committed: Committed, read: Iterable[TaskReport]) -> dict[str, Any]:
     }
 
 
-# --- what a batch's parts come to
+# --- the parts of a batch
 
 
 def result_schema(pipeline: Pipeline, spark: Callable[[], SparkSession]) -> pa.Schema:
-    """The columns that land. Spark is asked for where SQL makes them."""
+    """Return the columns that land. Spark is needed if SQL makes them."""
     import pyarrow as pa
 
     settings = land_settings(pipeline)
@@ -450,7 +453,7 @@ def result_schema(pipeline: Pipeline, spark: Callable[[], SparkSession]) -> pa.S
 
 
 def accountable(result: DataFrame) -> DataFrame:
-    """The result of the pipeline's SQL, if its rows tell where they come from. Raises Refused."""
+    """Return the result of the pipeline's SQL, if its rows have their origin. Raises Refused."""
     lost = [name for name in PROVENANCE if name not in result.columns]
     if lost:
         raise Refused(
@@ -461,8 +464,8 @@ def accountable(result: DataFrame) -> DataFrame:
 
 
 def land_settings(pipeline: Pipeline) -> LandSettings:
-    """What tasks are told of decoding: the schema itself, whichever file or registry it is from. ValueError,
-    RegistryError, OSError: what is wrong with that.
+    """Return the tasks' settings for decoding: with the schema itself, from whatever file or registry. Raises
+    ValueError, RegistryError or OSError if the schema is invalid or unavailable.
     """
     from kafkad.ingest.landing import LandSettings
     from kafkad.values.decoder import portable_schema
@@ -476,7 +479,7 @@ def land_settings(pipeline: Pipeline) -> LandSettings:
 
 
 def decoder_options(pipeline: Pipeline) -> dict[str, str]:
-    """[decode] as options of the decoder (values/decoder.py)."""
+    """Return [decode] as options of the decoder (values/decoder.py)."""
     decode, topics = pipeline.decode, pipeline.source.topics
     options = {
         "columns": ",".join(decode.columns),
@@ -499,7 +502,7 @@ def reports_of(rows: DataFrame) -> list[TaskReport]:
 
 
 def with_silent(reports: list[TaskReport], batch: Batch) -> list[TaskReport]:
-    """A range of which no task told, since Spark's connector found no record in it, is a hole all through."""
+    """Add reports for ranges without one: Spark's connector found no record there, so all of it is a hole."""
     from kafkad.ingest.table import Covered, TaskReport
 
     told = {(each.topic, each.partition) for report in reports for each in report.covered}
@@ -518,7 +521,8 @@ def spark_schema(schema: pa.Schema) -> Any:
 
 
 def is_hopeless(trouble: Exception) -> bool:
-    """Spark's analysis of a query, a disk that takes no more, or what a task said for good."""
+    """Return whether a retry is useless: Spark's analysis of a query, a full disk, or a task's permanent
+    error."""
     if isinstance(trouble, OSError) and trouble.errno in tasks.HOPELESS:
         return True
     names = {kind.__name__ for kind in type(trouble).__mro__}
@@ -527,8 +531,8 @@ def is_hopeless(trouble: Exception) -> bool:
 
 
 def told(trouble: BaseException) -> str:
-    """The one line of a stack trace that says it."""
-    text = str(trouble).partition("=== Streaming Query ===")[0]  # behind it stands the plan
+    """Extract the message from a stack trace."""
+    text = str(trouble).partition("=== Streaming Query ===")[0]  # the plan follows
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     python = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", "Caused by", "^"))]
     for line in python:
@@ -538,5 +542,5 @@ def told(trouble: BaseException) -> str:
             and "Exception" not in line
         ):
             name, _, rest = line.partition(": ")
-            return (rest if "." in name else line)[:500]  # an exception of ours says all that is to be said
+            return (rest if "." in name else line)[:500]  # our own exceptions are complete messages
     return (python[0] if python else type(trouble).__name__)[:500]

@@ -36,7 +36,7 @@ CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
-TASK_FAILURES = 4  # as spark.task.maxFailures
+TASK_FAILURES = 4  # like spark.task.maxFailures
 JARS_VARIABLE = "KAFKAD_SPARK_KAFKA_JARS"  # a directory with the connector's jars, for machines without Maven
 
 
@@ -45,7 +45,7 @@ class NoSpark(Exception):
 
 
 def require(*modules: str, extra: str) -> None:
-    """Raises NoSpark naming the pip install that brings what is missing."""
+    """Raise NoSpark with the pip install command for missing modules."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         names = " and ".join(missing)
@@ -54,7 +54,7 @@ def require(*modules: str, extra: str) -> None:
 
 
 def settings(pipeline: Pipeline) -> dict[str, str]:
-    """What the session is made with, but its master: defaults, then [spark.conf]."""
+    """Return the session's settings except its master: defaults, then [spark.conf]."""
     cores = cores_of(pipeline.spark.master)
     chosen = {
         "spark.ui.enabled": str(pipeline.spark.ui).lower(),
@@ -76,7 +76,7 @@ def settings(pipeline: Pipeline) -> dict[str, str]:
 
 
 def connector() -> dict[str, str]:
-    """Where Spark's own Kafka connector comes from: a directory of jars, else Maven."""
+    """Return the source of Spark's own Kafka connector: a directory of jars, or Maven."""
     import pyspark
 
     directory = os.environ.get(JARS_VARIABLE)
@@ -89,7 +89,7 @@ def connector() -> dict[str, str]:
 
 
 def cores_of(master: str) -> int:
-    """Of a local master; on a cluster one asks the context."""
+    """Return the cores of a local master; for a cluster ask the context."""
     if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master):
         return int(cluster[1]) * int(cluster[2])
     inner = master.removeprefix("local").strip("[]").split(",")[0] if master.startswith("local") else ""
@@ -97,7 +97,8 @@ def cores_of(master: str) -> int:
 
 
 def with_failures(master: str) -> str:
-    """local[2] forgives no failed task; local[2,4] has a task that lost its worker done again."""
+    """Allow task failures: local[2] retries no failed task; local[2,4] repeats a task that lost its
+    worker."""
     if master == "local":
         return f"local[1,{TASK_FAILURES}]"
     if master.startswith("local[") and "," not in master:
@@ -106,12 +107,12 @@ def with_failures(master: str) -> str:
 
 
 def submitted() -> bool:
-    """Whether spark-submit started us: then the master, and what the JVM was started with, are its."""
+    """Return whether spark-submit started us: then it set the master and the JVM's options."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def session(pipeline: Pipeline) -> SparkSession:
-    """Starts it, or takes the one there is. Raises NoSpark."""
+    """Start a session, or return the existing one. Raises NoSpark."""
     require("pyspark", "pyarrow", extra="ingest")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if pipeline.spark.master.startswith("local"):
@@ -140,8 +141,8 @@ def session(pipeline: Pipeline) -> SparkSession:
 
 @contextlib.contextmanager
 def greetings_aside(chosen: dict[str, str]) -> Iterator[None]:
-    """The JVM's own stderr goes into a nameless file, lest it tears the bar on a terminal: it greets at
-    length. Not where its log is wanted; and what it said is shown if it does not start.
+    """Redirect the JVM's stderr to an unnamed file, so that its long greeting does not break the bar on a
+    terminal. Not if its log is wanted; if the JVM does not start, its output is shown.
     """
     if not sys.stderr.isatty() or chosen["spark.log.level"] != "FATAL" or submitted():
         yield

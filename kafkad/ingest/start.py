@@ -12,7 +12,7 @@ from kafkad.ingest.run import Ended, Run, Stop, checkpoint_path
 
 
 def run(pipeline: Pipeline, out: TextIO | None = None) -> Ended:
-    """Runs to the end, or until told to stop. Raises Refused, DataLoss, Busy, and what Spark raises."""
+    """Run to the end, or until stopped. Raises Refused, DataLoss, Busy, and Spark's exceptions."""
     sessions.require("pyspark", "pyarrow", "pandas", extra="ingest")
     if pipeline.sink.type == "delta":
         sessions.require("deltalake", extra="ingest")

@@ -17,12 +17,12 @@ from kafkad.ingest.checkpoint import Checkpoint
 from kafkad.ingest.pipeline import Pipeline
 from kafkad.ingest.run import checkpoint_path, place_of
 
-SMALL = 0.5  # of the target size: what compact would take
+SMALL = 0.5  # of the target size: smaller files would be compacted
 
 
 @dataclass
 class Status:
-    """`partitions`: (topic, partition, committed, end, lag). Of what could not be asked, `troubles` tell."""
+    """`partitions`: (topic, partition, committed, end, lag). `troubles`: messages about failed queries."""
 
     pipeline: str
     running: bool
@@ -86,7 +86,7 @@ def look_at_table(pipeline: Pipeline, found: Status) -> None:
 
 
 def is_held(checkpoint: Checkpoint) -> bool:
-    """Whether a run holds the checkpoint's lock just now."""
+    """Return whether a run holds the checkpoint's lock now."""
     try:
         descriptor = os.open(checkpoint.path / "lock", os.O_RDONLY)
     except FileNotFoundError:

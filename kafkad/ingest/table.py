@@ -54,17 +54,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TopicPartition = tuple[str, int]
-Runs = list[tuple[int, int]]  # (start, end), end not held; sorted, apart
+Runs = list[tuple[int, int]]  # (start, end), end excluded; sorted, disjoint
 
-OWN = "_kafkad"  # the folder inside a table that is ours; plain readers skip names with an underscore
+OWN = "_kafkad"  # our folder inside a table; plain readers skip names with an underscore
 DLQ = "_dlq"
-REPLAY = "kafkad-replay-dlq"  # the application whose batches bring what was in the DLQ
+REPLAY = "kafkad-replay-dlq"  # the application whose batches come from the DLQ
 DIE_AT = "KAFKAD_INGEST_DIE_AT"
-HOLE_RUNS_MAX = 1000  # that one task names; what is beyond is counted
+HOLE_RUNS_MAX = 1000  # listed by one task; further ones are only counted
 
 
 class TableError(Exception):
-    """The table cannot take this; `str(error)` is one sentence for people."""
+    """The table cannot take this; `str(error)` is an error message for people."""
 
 
 class Sink(Protocol):
@@ -90,7 +90,8 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class OffsetRange:
-    """The offsets of one topic-partition in one file: `rows` of them from `first` to `last`, both held."""
+    """The offsets of one topic-partition in one file: `rows` of them from `first` to `last`, both
+    included."""
 
     topic: str
     partition: int
@@ -101,23 +102,23 @@ class OffsetRange:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file: `path` and `staged` are relative to the table's root, `staged` is where the task left it."""
+    """One file: `path` and `staged` are relative to the table's root, `staged` is where the task wrote it."""
 
     path: str
     staged: str
     rows: int
     bytes: int
-    partition: tuple[tuple[str, str | None], ...] = ()  # (column, value as its directory says it)
+    partition: tuple[tuple[str, str | None], ...] = ()  # (column, value as in its directory name)
     offsets: tuple[OffsetRange, ...] = ()
     dlq: bool = False
     stats: dict[str, Any] = field(
         default_factory=dict
-    )  # as Delta's: numRecords, minValues, maxValues, nullCount
+    )  # as in Delta: numRecords, minValues, maxValues, nullCount
 
 
 @dataclass(frozen=True)
 class Covered:
-    """One topic-partition's offsets `start` to `end` (not held), which a batch has dealt with: `rows` landed,
+    """One topic-partition's offsets `start` to `end` (excluded), which a batch has processed: `rows` landed,
     `bad` went to the DLQ, `holes` had no record; `hole_runs` are (start, end) of the first HOLE_RUNS_MAX of
     those.
     """
@@ -134,12 +135,12 @@ class Covered:
 
 @dataclass(frozen=True)
 class TaskReport:
-    """What one task did. It travels as one string: a task yields a row of it."""
+    """The result of one task. It travels as one string: a task yields a row with it."""
 
     files: tuple[FileEntry, ...] = ()
     covered: tuple[Covered, ...] = ()
     bytes_read: int = 0  # of keys and values, before decoding
-    nulled: int = 0  # values that could not be decoded and are rows of nulls
+    nulled: int = 0  # values that could not be decoded and became rows of nulls
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
@@ -175,10 +176,10 @@ def covered_of(told: dict[str, Any]) -> Covered:
 
 @dataclass(frozen=True)
 class Staging:
-    """How and where a task writes. Plain values: it travels to the tasks pickled.
+    """How and where a task writes. Plain values: it is pickled to the tasks.
 
-    `root` is the table's absolute folder, `folder` (relative to it) where files wait for their commit ("" =
-    in their place at once: formats whose readers know files by a log), `data` where data files belong.
+    `root`: the table's absolute folder. `folder` (relative to it): where files wait for their commit ("" = in
+    their final place at once, for formats with a log of files). `data`: where data files belong.
     """
 
     root: str
@@ -200,7 +201,7 @@ class Staging:
 
 @dataclass(frozen=True)
 class Committed:
-    """What a commit did. `again`: the batch was in the table already, nothing was added."""
+    """The result of a commit. `again`: the batch was in the table already, nothing was added."""
 
     rows: int = 0
     bytes: int = 0
@@ -210,7 +211,7 @@ class Committed:
 
 
 class Letters(Protocol):
-    """A table of bad records, beside the table of a pipeline. (`parquet_table.ParquetTable` is one.)"""
+    """A table of bad records, beside a pipeline's table. (`parquet_table.ParquetTable` is one.)"""
 
     root: Path
 
@@ -223,18 +224,18 @@ class Letters(Protocol):
     def last_batch(self, application: str) -> int: ...
 
     def exchange(self, application: str, batch: int, entries: list[FileEntry], removed: list[str]) -> Any:
-        """Take `entries` in, and the files `removed` away, as one batch."""
+        """Add `entries` and remove the files `removed`, as one batch."""
 
 
 class Table(ABC):
-    """One table. See the top of this file for the order of calls. Raises TableError."""
+    """One table. See the module docstring for the order of calls. Raises TableError."""
 
     root: Path  # where its files are
     schema: pa.Schema
     partition_by: tuple[str, ...]
 
     data_folder = ""  # where data files belong, relative to the root
-    keeps_partition_columns = False  # in the files, beside the directories' names
+    keeps_partition_columns = False  # in the files, besides the directory names
     writes_stats = False  # of each column, for the format's own log
 
     def __init__(self, root: Path, sink: Sink, dlq_path: str | None = None) -> None:
@@ -243,43 +244,45 @@ class Table(ABC):
         self.partition_by = tuple(sink.partition_by)
         self.dlq_root = Path(dlq_path) if dlq_path else root / DLQ
         self._dlq: Letters | None = None
-        self._ends: dict[TopicPartition, int] | None = None  # of next_offsets, while the table is `_ends_of`
+        self._ends: dict[TopicPartition, int] | None = None  # of next_offsets, in state `_ends_of`
         self._ends_of: object = None
 
-    # -- what each format answers --------------------------------------------------------------------------
+    # -- implemented by each format ------------------------------------------------------------------------
 
     @abstractmethod
     def last_batch(self, application: str) -> int:
-        """The newest batch of the application in the table, -1 if there is none."""
+        """Return the application's newest batch in the table, or -1."""
 
     @abstractmethod
     def append(self, application: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
-        """Commits the data files, at once or not at all. Called under the lock, for a batch that is new."""
+        """Commit the data files atomically. Called under the lock, for a new batch."""
 
     @abstractmethod
     def files(self) -> list[FileEntry]:
-        """The table's data files now, paths relative to `root` (absolute where they are elsewhere)."""
+        """Return the table's current data files, paths relative to `root` (absolute if they are
+        elsewhere)."""
 
     @abstractmethod
     def state_id(self) -> object:
-        """Of the table as it was last looked at: another one when anybody has committed."""
+        """Return a value that changes whenever anyone commits to the table."""
 
     @abstractmethod
     def settle(self, application: str | None) -> list[str]:
-        """Ends what a dead driver began in this format. Under the lock."""
+        """Complete what a dead driver began in this format. Called under the lock."""
 
     @abstractmethod
     def replace(self, removed: Sequence[FileEntry], added: Sequence[FileEntry]) -> None:
-        """Compaction's commit: `added` hold the rows of `removed`. TableError if one of these is gone."""
+        """Commit a compaction: `added` have the rows of `removed`. Raises TableError if one of these is
+        gone."""
 
     @abstractmethod
     def compact(self, target_bytes: int | None = None) -> Any:
-        """Rewrites small files into target size; compact.py tells what is promised."""
+        """Rewrite small files to the target size; see compact.py for the guarantees."""
 
-    # -- what is the same for all --------------------------------------------------------------------------
+    # -- common to all formats -----------------------------------------------------------------------------
 
     def staging(self, application: str) -> Staging:
-        """Where the application's tasks write; its folder is made."""
+        """Return where the application's tasks write; creates the folder."""
         folder = staged_folder(application)
         make_folder(self.root / folder)
         return Staging(
@@ -308,8 +311,8 @@ class Table(ABC):
         *,
         dlq_removed: Sequence[str] = (),
     ) -> Committed:
-        """Puts a batch into the table, and its bad records into the DLQ; `dlq_removed` are files of the DLQ
-        that leave with it, since their records are in the batch.
+        """Commit a batch to the table, and its bad records to the DLQ. `dlq_removed`: files of the DLQ that
+        are removed with it, because their records are in the batch.
         """
         reports = list(reports)
         bad = tuple(file for report in reports for file in report.files if file.dlq)
@@ -338,8 +341,8 @@ class Table(ABC):
         )
 
     def check_staged(self, bad: Sequence[FileEntry], good: Sequence[TaskReport]) -> None:
-        """A commit must never name a file that another run has taken for garbage, nor one whose name is not
-        on disk: tasks sync what they write, here the folders follow.
+        """Check that no file of a commit was removed as garbage by another run, and make their names durable:
+        tasks sync the files they write, this syncs the folders.
         """
         places = [self.dlq_root / file.staged for file in bad]
         places += [self.root / file.staged for report in good for file in report.files]
@@ -350,8 +353,8 @@ class Table(ABC):
             sync_folder(folder)
 
     def recover(self, application: str | None = None) -> list[str]:
-        """Ends what a dead driver began, and removes what the application's dead tasks left; sentences of
-        what was done.
+        """Complete what a dead driver began, and remove files of the application's dead tasks. Return
+        messages about what was done.
         """
         with self.locked():
             told = self.settle(application) + self.end_intents()
@@ -361,14 +364,14 @@ class Table(ABC):
 
     @property
     def dlq(self) -> Letters:
-        """The table of bad records; made when it is first asked for."""
+        """The table of bad records; created at first use."""
         if self._dlq is None:
             self._dlq = self._open_dlq()
         return self._dlq
 
     @abstractmethod
     def _open_dlq(self) -> Letters:
-        """The table in `dlq_root`; made if it is not there."""
+        """Open the table in `dlq_root`; create it if necessary."""
 
     @property
     def own(self) -> Path:
@@ -382,8 +385,8 @@ class Table(ABC):
             yield
 
     def settled_files(self) -> tuple[list[FileEntry], list[FileEntry]]:
-        """The data files and those of the DLQ, of one moment and all in their places. A compaction or a
-        replay may take them away later.
+        """Return the data files and those of the DLQ, at one moment and all in their places. A compaction or
+        a replay may remove them later.
         """
         with self.locked():
             self.settle(None)
@@ -392,7 +395,7 @@ class Table(ABC):
             return self.files(), letters
 
     def next_offsets(self) -> dict[TopicPartition, int]:
-        """The offset behind the last one that the table holds, of each topic-partition."""
+        """Return the offset after the table's last one, for each topic-partition."""
         found: dict[TopicPartition, int] = {}
         for file in self.files():
             for at in file.offsets or self.read_offsets(file):
@@ -401,7 +404,8 @@ class Table(ABC):
         return found
 
     def read_offsets(self, file: FileEntry) -> list[OffsetRange]:
-        """From the file itself, where the table's log does not tell (a compaction mixed partitions)."""
+        """Read the offsets from the file itself, if the table's log lacks them (a compaction mixed
+        partitions)."""
         from pyarrow import compute
 
         found = []
@@ -428,7 +432,7 @@ class Table(ABC):
         return place
 
     def carry_out(self, intent: Path) -> None:
-        """The part of a committed batch that is the DLQ's."""
+        """Apply a committed batch's part for the DLQ."""
         told = json.loads(intent.read_bytes())
         entries = [entry_of(file) for file in told["bad"]]
         self.dlq.exchange(told["application"], told["batch"], entries, told["removed"])
@@ -453,7 +457,7 @@ class Table(ABC):
         return done
 
     def discard(self, application: str, files: Sequence[FileEntry]) -> None:
-        """Files of an attempt that lost."""
+        """Remove the files of a failed attempt."""
         live = {file.path for file in self.files()}
         for file in files:
             if file.dlq:
@@ -462,8 +466,7 @@ class Table(ABC):
                 (self.root / file.staged).unlink(missing_ok=True)
 
     def place(self, reports: Sequence[TaskReport]) -> list[FileEntry]:
-        """Brings staged files to where they belong, on disk, for formats whose readers know files by a
-        log."""
+        """Move staged files to their places, durably, for formats with a log of files."""
         files = [file for report in reports for file in report.files]
         touched = set()
         for file in files:
@@ -477,8 +480,8 @@ class Table(ABC):
         return files
 
     def refuse_overlap(self, application: str, reports: Sequence[TaskReport]) -> None:
-        """Offsets land once, whoever brings them. For formats that keep no runs of what they cover: by the
-        last offset of each topic-partition.
+        """Raise for offsets that are in the table already, whoever wrote them. For formats that do not record
+        the covered runs: by the last offset of each topic-partition.
         """
         if application.startswith(REPLAY):
             return
@@ -490,7 +493,7 @@ class Table(ABC):
                 raise overlap(key, runs[0][0], min(runs[-1][1], self._ends[key]))
 
     def note_ends(self, reports: Sequence[TaskReport], alone: bool = True) -> None:
-        """After an append, for the next refusal. `alone`: nobody else committed meanwhile."""
+        """Record ends after an append, for `refuse_overlap`. `alone`: nobody else committed meanwhile."""
         if self._ends is None or not alone:
             self._ends = None
             return
@@ -511,13 +514,13 @@ class Table(ABC):
 
 
 def gone(place: Path) -> TableError:
-    """For what a run has staged, or found in the DLQ and was about to read."""
+    """Return the error for a missing staged file, or a missing file of the DLQ."""
     return TableError(f"{place} is gone: another run of the same pipeline is at work, or somebody deleted it")
 
 
 def added_columns(there: pa.Schema, coming: pa.Schema, evolution: str) -> list[pa.Field]:
-    """The fields that `coming` adds. TableError for any other difference: a column that is gone, or of
-    another type. The order of columns is nobody's business.
+    """Return the fields that `coming` adds. Raises TableError for any other difference: a missing column, or
+    one of another type. The order of columns does not matter.
     """
     have = {field.name: field for field in there}
     for field_ in coming:
@@ -542,7 +545,7 @@ def added_columns(there: pa.Schema, coming: pa.Schema, evolution: str) -> list[p
 
 
 def covered_by(reports: Sequence[TaskReport]) -> dict[TopicPartition, Runs]:
-    """Which offsets a batch deals with: what its tasks read, or, where they do not know (SQL stands between),
+    """Return the offsets that a batch covers: those that its tasks read, or, if they do not know (with SQL),
     from the first to the last offset in its files.
     """
     covered: dict[TopicPartition, Runs] = {}
@@ -560,7 +563,7 @@ def covered_by(reports: Sequence[TaskReport]) -> dict[TopicPartition, Runs]:
 
 
 def merged(runs: Runs) -> Runs:
-    """The runs with those joined that touch or overlap."""
+    """Return the runs, with touching and overlapping ones joined."""
     out: Runs = []
     for start, end in sorted(runs):
         if out and start <= out[-1][1]:
@@ -606,13 +609,13 @@ def safe_name(text: str) -> str:
     return "".join(c if c.isalnum() or c in "-_" else f"%{ord(c):x}" for c in text)
 
 
-# -- files that are there or not -----------------------------------------------------------------------------
+# -- durable files -------------------------------------------------------------------------------------------
 
 _steps = 0
 
 
 def step(name: str) -> None:
-    """A place between two steps; tests let the process die here."""
+    """A point between two steps where tests can kill the process."""
     wanted = os.environ.get(DIE_AT)
     if wanted is None:
         return
@@ -623,7 +626,7 @@ def step(name: str) -> None:
 
 
 def write_durably(place: Path, data: bytes, *, exclusive: bool = False) -> None:
-    """The whole file or none, on disk. `exclusive`: FileExistsError if it is there."""
+    """Write a file atomically and durably. `exclusive`: raises FileExistsError if it exists."""
     make_folder(place.parent)
     temporary = place.parent / f".{uuid.uuid4().hex}"
     try:
@@ -642,14 +645,14 @@ def write_durably(place: Path, data: bytes, *, exclusive: bool = False) -> None:
 
 
 def check_plain(path: str | Path) -> None:
-    """TableError for a path that libraries which think in URIs take for another one."""
+    """Raise TableError for a path that libraries based on URIs would take for another one."""
     if found := re.search("%[0-9A-Fa-f]{2}", str(path)):
         raise TableError(f"{path} has {found[0]}, which the table's library takes for a letter of a URI")
 
 
 def make_folder(folder: Path) -> None:
-    """With the folders above it that are missing, on disk: a synced file in a folder that nobody synced may
-    be gone with it after a power loss.
+    """Create a folder and its missing parents durably: a synced file in a folder that was not synced may
+    disappear with the folder after a power loss.
     """
     missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
     for each in reversed(missing):

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def open_table(sink: Sink, schema: pa.Schema | None = None, dlq_path: str | None = None) -> Table:
-    """The table of a sink, its bad records in `dlq_path` (default: `_dlq` inside of it). With `schema` (of
-    the rows, partition columns and _topic, _partition, _offset, _timestamp among them) it is made if it is
-    not there, and gets the columns that it lacks where sink.schema_evolution says "add"; without, it must be
-    there.
+    """Return the table of a sink, with its bad records in `dlq_path` (default: `_dlq` inside of it). With
+    `schema` (of the rows, including partition columns and _topic, _partition, _offset, _timestamp) it is
+    created if necessary, and missing columns are added if sink.schema_evolution is "add"; without, it must
+    exist.
     """
     if sink.type == "parquet":
         from kafkad.ingest.parquet_table import ParquetTable

@@ -48,25 +48,25 @@ if TYPE_CHECKING:
 
 REFUSED = "!"
 REPORT_SCHEMA = "report string"
-READ_REPORT = ".read"  # the ending of the files in which `read` tells what it read
+READ_REPORT = ".read"  # suffix of the files in which `read` reports what it read
 
-# what no second attempt mends
+# errors for which a retry is useless
 HOPELESS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What tasks of one batch are told; pickled to them."""
+    """The parameters of one batch's tasks; pickled to them."""
 
     options: ReadOptions
     ranges: tuple[tuple[tuple[str, int, int, int], ...], ...]  # by task
     settings: LandSettings
     staging: Staging
-    token: str = ""  # of one attempt at a batch: the names of `read`'s reports begin with it
+    token: str = ""  # of one attempt at a batch: prefix of the names of `read`'s reports
 
 
 def land_tasks(work: Work) -> Any:
-    """The function for mapInArrow that lands."""
+    """Return the function for mapInArrow that lands records."""
 
     def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in numbers(rows):
@@ -79,7 +79,7 @@ def land_tasks(work: Work) -> Any:
 def land_rows_tasks(
     ends: dict[tuple[str, int], tuple[int, int]], settings: LandSettings, staging: Staging
 ) -> Any:
-    """The same for rows that Spark's own connector read: a task has one partition's, in their order."""
+    """The same for rows from Spark's own connector: each task has one partition's, in order."""
 
     def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield report(lambda: land(by_partition(rows, ends), settings, staging), staging)
@@ -95,7 +95,7 @@ def write_tasks(staging: Staging) -> Any:
 
 
 def read_tasks(work: Work) -> Any:
-    """The function for mapInArrow that gives typed rows; their columns are those of `rows_schema`."""
+    """Return the function for mapInArrow that yields typed rows; their columns are those of `rows_schema`."""
 
     def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in numbers(rows):
@@ -108,7 +108,7 @@ def read_tasks(work: Work) -> Any:
 def read_rows_tasks(
     ends: dict[tuple[str, int], tuple[int, int]], settings: LandSettings, staging: Staging, token: str
 ) -> Any:
-    """The same for rows that Spark's own connector read: a task has one partition's, in their order."""
+    """The same for rows from Spark's own connector: each task has one partition's, in order."""
 
     def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for part in by_partition(rows, ends):
@@ -118,7 +118,7 @@ def read_rows_tasks(
 
 
 def read_stream_tasks(settings: LandSettings, staging: Staging) -> Any:
-    """The same for a stream's rows, whose tasks are of several partitions: told apart by their first row."""
+    """The same for a stream's rows, whose tasks have several partitions: distinguished by their first row."""
 
     def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         first = next((batch for batch in rows if batch.num_rows), None)
@@ -144,7 +144,7 @@ def read_letters_tasks(places: Sequence[str], settings: LandSettings, staging: S
 
 
 def finish(reading: Any) -> Any:
-    """A function of `read`'s family, for nothing but what it puts aside and reports."""
+    """Return a function like `read`, only for the records it puts aside and its reports."""
 
     def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -156,7 +156,7 @@ def finish(reading: Any) -> Any:
     return run
 
 
-# --- their parts
+# --- parts of the tasks
 
 
 def numbers(rows: Iterator[pa.RecordBatch]) -> Iterator[int]:
@@ -165,7 +165,7 @@ def numbers(rows: Iterator[pa.RecordBatch]) -> Iterator[int]:
 
 
 def report(work: Any, staging: Staging | None = None) -> pa.RecordBatch:
-    """One row: the TaskReport, or why it can never be."""
+    """Return one row: the TaskReport, or the permanent error."""
     import pyarrow as pa
 
     task_begins()
@@ -190,7 +190,7 @@ def cannot_be_written(trouble: OSError, staging: Staging | None) -> str:
 
 
 def is_final(trouble: Exception) -> bool:
-    """Offsets that are gone, a schema that cannot be: another attempt would say the same."""
+    """Return whether the error is permanent: deleted offsets, an invalid schema."""
     return isinstance(trouble, ValueError) or type(trouble).__name__ in ("DataLoss", "DataLossError")
 
 
@@ -204,7 +204,7 @@ def fetched(
 def range_batches(
     options: ReadOptions, topic: str, partition: int, start: int, end: int
 ) -> Iterator[pa.RecordBatch]:
-    """Record batches with Kafka's columns, headers among them when the options say so."""
+    """Yield record batches with Kafka's columns, including headers if the options say so."""
     if options.log_dir is not None:
         from kafkad.spark.segment_files import logs_in
         from kafkad.spark.segment_scan import ScanPartition, read
@@ -234,7 +234,7 @@ def range_batches(
 def by_partition(
     rows: Iterator[pa.RecordBatch], ends: dict[tuple[str, int], tuple[int, int]]
 ) -> Iterator[tuple[str, int, int, int, Iterable[pa.RecordBatch]]]:
-    """A task's rows as one range: Spark's connector reads one partition a task."""
+    """Return a task's rows as one range: Spark's connector reads one partition per task."""
     first = next((batch for batch in rows if batch.num_rows), None)
     if first is None:
         return
@@ -248,7 +248,8 @@ def by_partition(
 
 
 def rows_schema(settings: LandSettings) -> pa.Schema:
-    """Of what `read` gives: the value's columns (raw: key, value), provenance, what tells of bad ones."""
+    """Return the schema of `read`: the value's columns (raw: key, value), provenance, columns about bad
+    values."""
     import pyarrow as pa
 
     kafka = [
@@ -269,15 +270,15 @@ def decoder_of(settings: LandSettings) -> Any:
     return value_decoder(*settings.decoder)
 
 
-# a range, or rows that are not in order (topic None), of which no holes can be told
+# a range, or rows that are not in order (topic None), whose holes cannot be determined
 Part = tuple[str | None, int, int, int, Iterable["pa.RecordBatch"]]
 
 
 def read(
     parts: Iterable[Part], settings: LandSettings, staging: Staging, name: str
 ) -> Iterator[pa.RecordBatch]:
-    """Typed rows of `rows_schema`; what cannot be decoded goes where `settings.bad` says. When all was read,
-    the file `name` tells of it. Raises BadRecord, and TableError for a disk that takes no more.
+    """Yield typed rows of `rows_schema`; records that cannot be decoded are handled by `settings.bad`. At the
+    end the file `name` reports what was read. Raises BadRecord, and TableError for a full disk.
     """
     task_begins()
     schema = rows_schema(settings)
@@ -317,7 +318,7 @@ def read(
 
 
 def typed(batch: pa.RecordBatch, landing: Landing, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows that go on, by `rows_schema`, mostly as one batch."""
+    """Yield the rows that continue, with `rows_schema`, usually as one batch."""
     import pyarrow as pa
 
     from kafkad.values.decoder import decoded_parts
@@ -353,7 +354,7 @@ def write_report(staging: Staging, name: str, told: TaskReport) -> None:
 
 
 def read_reports(staging: Staging, token: str = "") -> dict[str, TaskReport]:
-    """By the names that `read` was told, without the token in front."""
+    """Return the reports by the names given to `read`, without the token."""
     start = f"{safe_name(token)}-" if token else ""
     return {
         place.name.removesuffix(READ_REPORT).removeprefix(start): TaskReport.from_json(place.read_text())

@@ -27,21 +27,21 @@ def key_lines(text: str) -> dict[Path, int]:
             at = text.index("]", at) + opening
         else:
             key, at = dotted_key(text, at)
-            for depth in range(1, len(key) + 1):  # a.b = 1 makes a, too
+            for depth in range(1, len(key) + 1):  # a.b = 1 defines a, too
                 lines.setdefault(prefix + key[:depth], line)
             at = value_end(text, text.index("=", at) + 1)
     return lines
 
 
 def line_of(lines: dict[Path, int], path: Path) -> int:
-    """The line of a key, or of the nearest table around it; 1 for what is nowhere."""
+    """Return the line of a key, or of the nearest enclosing table; 1 if there is none."""
     while path and path not in lines:
         path = path[:-1]
     return lines.get(path, 1)
 
 
 def skip_blank(text: str, at: int) -> int:
-    """Past white space, empty lines and comments."""
+    """Skip white space, empty lines and comments."""
     while at < len(text):
         if text[at] == "#":
             at = line_end(text, at)
@@ -79,7 +79,7 @@ def dotted_key(text: str, at: int) -> tuple[Path, int]:
 
 
 def string_end(text: str, at: int) -> int:
-    """The position after the string that opens at `at`."""
+    """Return the position after the string that begins at `at`."""
     quote = text[at : at + 3] if text.startswith(TRIPLES, at) else text[at]
     position = at + len(quote)
     while not text.startswith(quote, position):

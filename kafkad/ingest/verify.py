@@ -51,13 +51,13 @@ class OffsetSet:
     """Offsets that were seen, and those that were seen more than once."""
 
     def __init__(self) -> None:
-        self.pages: dict[int, bytearray | None] = {}  # number -> a bit an offset, None: all of them
+        self.pages: dict[int, bytearray | None] = {}  # number -> a bit per offset, None: all of them
         self.count = 0
         self.twice = 0
         self.twice_runs: Runs = []
 
     def add(self, offsets: pa.Array) -> None:
-        """Offsets in any order."""
+        """Add offsets in any order."""
         import pyarrow as pa
         from pyarrow import compute
 
@@ -81,9 +81,7 @@ class OffsetSet:
             self.add_run(start, start + end - begin)
 
     def _add_sorted(self, values: pa.Array) -> None:
-        """Many short runs, as a table has them that is partitioned by what is in the records: a page at a
-        time.
-        """
+        """Add many short runs, a page at a time: typical of a table partitioned by record contents."""
         import numpy as np
 
         self.count += len(values)
@@ -107,7 +105,7 @@ class OffsetSet:
             self.pages[number] = None if have.all() else packed
 
     def add_run(self, start: int, end: int) -> None:
-        """[start, end), each once."""
+        """Add [start, end), each once."""
         self.count += end - start
         while start < end:
             number, at = divmod(start, PAGE)
@@ -142,7 +140,7 @@ class OffsetSet:
             self.twice_runs.append((number * PAGE + start, number * PAGE + end))
 
     def runs(self) -> Runs:
-        """What is in it, in order."""
+        """Return the runs, in order."""
         found: Runs = []
         for number in sorted(self.pages):
             page = self.pages[number]
@@ -157,7 +155,7 @@ class OffsetSet:
 
 
 def bits(value: int) -> Iterator[tuple[int, int]]:
-    """(start, end) of the runs of ones."""
+    """Yield (start, end) of the runs of ones."""
     at = 0
     while value:
         zeros = (value & -value).bit_length() - 1
@@ -170,12 +168,12 @@ def bits(value: int) -> Iterator[tuple[int, int]]:
 
 @dataclass
 class PartitionResult:
-    """What was found for one topic-partition. Runs are (start, end), the first RUNS_TOLD_MAX of each."""
+    """The result for one topic-partition. Runs are (start, end), the first RUNS_TOLD_MAX of each."""
 
     topic: str
     partition: int
-    start: int = 0  # from here
-    end: int = 0  # to here (not held) the table was compared
+    start: int = 0  # the compared range begins here
+    end: int = 0  # and ends here (excluded)
     log_start: int = 0
     log_end: int = 0
     rows: int = 0
@@ -201,7 +199,7 @@ class Verified:
     """The result. `exit_code`: 0 clean, 1 not."""
 
     partitions: list[PartitionResult]
-    unplaced: int = 0  # rows of the table that do not say which offset they are from
+    unplaced: int = 0  # rows of the table without their offset
 
     @property
     def clean(self) -> bool:
@@ -220,7 +218,7 @@ class Verified:
         return json.dumps(told)
 
     def rich_table(self) -> Any:
-        """For a terminal."""
+        """Return a table for a terminal."""
         from rich.table import Table as Shown
 
         names = ["rows", "in_dlq", "holes", "left_out", "expired", "lag", "twice", "foreign", "lost"]
@@ -239,7 +237,7 @@ class Verified:
         return shown
 
     def sentences(self) -> list[str]:
-        """What is wrong, a sentence each."""
+        """Return the problems, one message each."""
         told = []
         for each in self.partitions:
             where = f"{each.topic}-{each.partition}"
@@ -259,14 +257,14 @@ class Verified:
 
 
 class Broker:
-    """What verify asks a broker: log start and end, and which offsets of a range are records'."""
+    """What verify needs from a broker: log start and end, and which offsets of a range have records."""
 
     def __init__(self, bootstrap: str, client_config: dict[str, str] | None = None) -> None:
         self.bootstrap = bootstrap
         self.client_config = {k.removeprefix("kafka."): v for k, v in (client_config or {}).items()}
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-        """(log start, high watermark) of those that exist."""
+        """Return (log start, high watermark) of the existing partitions."""
         from kafkad.client.offsets import EARLIEST, LATEST, list_offsets
         from kafkad.protocol.errors import UNKNOWN_TOPIC_OR_PARTITION, KafkaError
         from kafkad.spark.connections import cluster_of
@@ -290,8 +288,8 @@ class Broker:
         return found
 
     def records(self, topic: str, partition: int, start: int, end: int) -> Iterator[pa.Array]:
-        """The offsets in [start, end) that records have, to a reader of the pipeline's isolation.level. The
-        range is below the high watermark.
+        """Yield the offsets with records in [start, end), for a reader with the pipeline's isolation.level.
+        The range is below the high watermark.
         """
         from kafkad.spark.range_reader import READ_UNCOMMITTED, RangeReader
 
@@ -314,9 +312,9 @@ Held = dict[TopicPartition, OffsetSet]
 
 
 def held_by(table: Table) -> tuple[Held, Held, int]:
-    """(offsets in the table, offsets in its DLQ, rows of either that do not tell theirs), of one moment. A
-    file that a compaction or a replay takes away while it is read sends us back to the beginning. TableError
-    where the table names a file that is not there.
+    """Return (offsets in the table, offsets in its DLQ, rows of either without offsets), at one moment. If a
+    compaction or a replay removes a file meanwhile, start again. Raises TableError if the table names a
+    missing file.
     """
     missing, before = FileNotFoundError(), None
     for _ in range(ATTEMPTS):
@@ -334,7 +332,7 @@ def held_by(table: Table) -> tuple[Held, Held, int]:
 
 
 def offsets_in(root: Path, files: Iterable[FileEntry]) -> tuple[Held, int]:
-    """(offsets by topic-partition, rows that do not tell theirs)."""
+    """Return (offsets by topic-partition, rows without offsets)."""
     found: Held = {}
     unplaced = 0
     for file in files:
@@ -357,12 +355,12 @@ def verify(
     starts: dict[TopicPartition, int] | None = None,
     ends: dict[TopicPartition, int] | None = None,
 ) -> Verified:
-    """Compares the table with the broker (a `Broker`, or what answers like it).
+    """Compare the table with the broker (a `Broker`, or an object like it).
 
     drops_rows: the pipeline has SQL or dedup, which may leave records out. repeats_rows: its SQL may make
     several rows of a record. starts, ends: where the pipeline began and how far it is (its checkpoint);
-    without them a partition is compared from the table's first offset to its last, and a record missing
-    before or behind goes unseen.
+    without them a partition is compared from the table's first offset to its last, and records missing before
+    or after are not noticed.
     """
     held, letters, unplaced = held_by(table)
     keys = sorted(held.keys() | letters.keys() | (ends or {}).keys())
@@ -392,7 +390,7 @@ def verify(
             there = OffsetSet()
             for offsets in broker.records(*key, start, end):
                 there.add(offsets)
-            # a run may hold what the table has, where short runs were fetched together
+            # short runs that were fetched together may include offsets that the table has
             real = common(there.runs(), common(missing, [(start, end)]))
             result.holes += size_of(common(missing, [(start, end)])) - size_of(real)
             if drops_rows:
@@ -406,11 +404,11 @@ def verify(
 
 # -- runs ----------------------------------------------------------------------------------------------------
 
-NEAR = 1000  # runs that are so near are fetched in one go
+NEAR = 1000  # runs at most this far apart are fetched together
 
 
 def grouped(runs: Runs) -> Runs:
-    """What to fetch for these runs."""
+    """Return the ranges to fetch for these runs."""
     out: Runs = []
     for start, end in runs:
         if out and start - out[-1][1] < NEAR:
@@ -425,7 +423,7 @@ def size_of(runs: Runs) -> int:
 
 
 def common(one: Runs, other: Runs) -> Runs:
-    """What is in both. Sorted runs, apart."""
+    """Return the intersection. Runs are sorted and disjoint."""
     out: Runs = []
     i = j = 0
     while i < len(one) and j < len(other):
@@ -440,7 +438,7 @@ def common(one: Runs, other: Runs) -> Runs:
 
 
 def without(one: Runs, other: Runs) -> Runs:
-    """What is in `one` and not in `other`."""
+    """Return the part of `one` that is not in `other`."""
     out: Runs = []
     j = 0
     for start, end in one:

@@ -1,8 +1,8 @@
-"""Changes of ACLs, planned as records. Some ACLs of a request may be made while others are refused; an ACL
-that is there already, or twice in the request, is a success that writes nothing. A request that would write
+"""Changes of ACLs, planned as records. Some ACLs of a request may be created while others are refused. An ACL
+that exists already, or is repeated in the request, succeeds and writes nothing. A request that would write
 more than RECORDS_MAX records writes none. (AclApis, AclControlManager.)
 
-`Held` are the ACLs of an image by what they say, so a request for one ACL does not walk over all."""
+`Held` indexes the ACLs of an image by their contents, so a request for one ACL does not walk over all."""
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping

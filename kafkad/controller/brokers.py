@@ -1,14 +1,14 @@
-"""Brokers: a broker registers, is unfenced, leads what it can; and leaves.
+"""Brokers of a single-node cluster: registration, unfencing, elections; and the stop.
 
-What Kafka's controller does in three steps, with heartbeats between them, happens here in one batch, since
-the broker and the controller are one process: RegisterBroker (the broker's epoch is the offset of this
-record), the change that unfences it, and the elections that follow.
+Kafka's controller does this in three steps, with heartbeats in between. Here it is one batch, because the
+broker and the controller are one process: RegisterBroker (the broker's epoch is the offset of this record),
+the change that unfences it, and the elections that follow.
 
-    an unclean stop   every partition led here gets a new leader epoch: what was read in the old one may be
-                      gone, and a consumer can tell by the epoch (KIP-320)
-    a clean stop      the epochs stay; only partitions that nobody leads are led again (Kafka leaves them so)
+    an unclean stop   every partition led here gets a new leader epoch: records read in the old one may be
+                      gone, and a consumer can detect that by the epoch (KIP-320)
+    a clean stop      the epochs stay; only partitions without a leader get one (Kafka leaves them without)
 
-A stop is clean when the broker knows the epoch it last had (`.kafka_cleanshutdown` holds it, KIP-966).
+A stop is clean if the broker knows the epoch it last had (`.kafka_cleanshutdown` has it, KIP-966).
 
 Other brokers have no session with a controller that has just started: they are fenced.
 """

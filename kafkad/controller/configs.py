@@ -1,7 +1,7 @@
 """Configs: changes of topic, broker, group and client-metrics configurations, planned as ConfigRecords.
 
-A resource is changed whole or not at all, and independently of the others in the request. Values are checked
-in the company of those that stay. Planners are generators, a resource a step: one request may name 100,000.
+A resource is changed whole or not at all, independently of the others in the request. New values are checked
+together with those that stay. Planners are generators, one resource per step: one request may name 100,000.
 Kafka: ConfigurationControlManager.
 """
 

@@ -1,18 +1,17 @@
-"""The controller: plans become records, records become the image, and subscribers hear of it.
+"""The controller: plans become records, records become the image, and subscribers are notified.
 
     request → planner (head, request) → records, answer → raft.append → the answer, not sent yet
     a flush later: raft commits → on_change(delta, image) → the answer may be sent
 
-Planners (topics, configs, brokers, producer_ids) are pure. They look at `head`, which has every change that
-is appended, also those that are not committed yet: so a topic is not made twice while the disk is slow. An
-answer that was planned on such a change, even a refusal, waits until that change is committed (Kafka:
-QuorumController).
+Planners (topics, configs, brokers, producer_ids) are pure. They read `head`, which has every appended change,
+including uncommitted ones, so a topic is not created twice while the disk is slow. An answer that depends on
+such a change, even a refusal, waits until that change is committed (Kafka: QuorumController).
 
-Each request is a generator that returns its answer, since a request may be about 100,000 topics: the caller
+Each request is a generator that returns its answer, because a request may be about 100,000 topics: the caller
 runs it in short turns (server/controller_queue), or at once at start and stop (`at_once`).
 
 Rule: requests run one after the other. Nothing is appended between the first and the last step of one.
-Rule: a subscriber changes no metadata itself.
+Rule: a subscriber does not change metadata itself.
 Rule: an answer is sent when `await_committed` has called back for the `head` after its last step.
 """
 

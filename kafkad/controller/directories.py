@@ -1,6 +1,6 @@
-"""AssignReplicasToDirs: a broker says in which log directory it has put which replica (KIP-858).
+"""AssignReplicasToDirs: a broker reports in which log directory it has placed which replica (KIP-858).
 
-A replica in a directory that is offline has no place in the ISR: others lead (Kafka:
+A replica in an offline directory leaves the ISR, and another one leads (Kafka:
 handleAssignReplicasToDirs)."""
 
 from collections.abc import Generator

@@ -1,24 +1,25 @@
-"""Elections: which broker leads a partition when its replicas come and go.
+"""Elections: which broker leads a partition when the state of its replicas changes.
 
 `change_of` is a pure function from one partition's state to the PartitionChangeRecord that Kafka's controller
-would write (PartitionChangeBuilder), or None where nothing changes. Its steps, in their order:
+would write (PartitionChangeBuilder), or None if nothing changes. Its steps, in order:
 
-    a reassignment that can be completed is: adding and removing replicas are settled (KIP-455)
-    the ELR gathers those that leave an ISR below min.insync.replicas (KIP-966), but not unclean stops
-    a leader is elected, see below
-    a replica list that lacks an old replica raises the leader epoch, so that the old one's Fetch is fenced
+    complete a reassignment if possible: its adding and removing replicas are settled (KIP-455)
+    add to the ELR those that leave an ISR below min.insync.replicas (KIP-966), except after unclean stops
+    elect a leader, see below
+    raise the leader epoch if the replica list lacks an old replica, so that its Fetches are fenced
 
-Who leads:
+The leader is:
 
-    the preferred replica, if that is what is asked for and it is in sync and acceptable
-    the leader stays while it is acceptable and in sync
-    else the first replica that is in sync and acceptable
-    else, with an empty ISR, one of the eligible leader replicas (ELR): they had all committed data
-    else the last known leader, alone known: it may have lost data, so the partition is RECOVERING
-    else, if unclean elections are allowed, any acceptable replica: RECOVERING too
-    else nobody
+    the preferred replica, if it is requested, in sync and acceptable
+    otherwise the current leader, while it is acceptable and in sync
+    otherwise the first replica that is in sync and acceptable
+    otherwise, with an empty ISR, one of the eligible leader replicas (ELR): they had all committed data
+    otherwise the last known leader, if it is the only one known: it may have lost data, so the partition is
+    RECOVERING
+    otherwise, if unclean elections are allowed, any acceptable replica: RECOVERING, too
+    otherwise none
 
-Beware: naming a leader raises the leader epoch, even if it is the one that led before.
+Beware: setting a leader raises the leader epoch, even if it is the previous one.
 """
 
 from collections.abc import Callable, Collection, Mapping

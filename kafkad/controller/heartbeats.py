@@ -1,13 +1,13 @@
-"""Heartbeats: which brokers the active controller hears of, and what becomes of each.
+"""Heartbeats: which brokers are in contact with the active controller, and the state of each.
 
-    session    a broker that is not heard of for broker.session.timeout.ms is to be fenced, one at a time: so
-               that the change of the first is known when the second is planned
+    session    a broker without a heartbeat for broker.session.timeout.ms must be fenced, one at a time, so
+               that the change for the first is known when the second is planned
     state      next_state: fenced, unfenced, in controlled shutdown, may shut down
     offsets    how far each broker has read the metadata: a controlled shutdown ends when every active broker
-               knows of the leaders that were moved
+               knows the leaders that were moved
 
-All of it is in memory, and begins anew with each active controller: every broker that is not fenced then has
-a fresh session, so a broker that dies along with the controller is fenced a session and a failover later.
+All of it is in memory, and begins again with each active controller: then every broker that is not fenced has
+a fresh session, so a broker that dies together with the controller is fenced a session and a failover later.
 
 Time is an argument, monotonic ms. (Kafka: BrokerHeartbeatManager, BrokerHeartbeatTracker.)"""
 

@@ -1,18 +1,18 @@
 """AlterPartition: the leader of a partition proposes an ISR, and the controller decides (KIP-497, KIP-903).
 
-Each partition is looked at by itself, in this order (Kafka: validateAlterPartitionData):
+Each partition is checked on its own, in this order (Kafka: validateAlterPartitionData):
 
     UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION
-    NOT_CONTROLLER           the leader knows newer epochs than we: we are no longer the active controller
-    FENCED_LEADER_EPOCH      it has been deposed
+    NOT_CONTROLLER           the leader knows newer epochs: this node is no longer the active controller
+    FENCED_LEADER_EPOCH      it is no longer the leader
     INVALID_REQUEST          it is not the leader
-    INVALID_UPDATE_VERSION   it has not heard of the last change yet
-    INVALID_REQUEST          members that are no replicas, or twice; without the leader; several while the
-                             leader recovers from an unclean election
-    INELIGIBLE_REPLICA       members that are fenced, shut down, or have registered again since they fetched
+    INVALID_UPDATE_VERSION   it has not seen the last change yet
+    INVALID_REQUEST          members that are not replicas, or repeated; without the leader; several while
+                             the leader recovers from an unclean election
+    INELIGIBLE_REPLICA       members that are fenced, shutting down, or registered again since their Fetch
 
-Beware: a change may complete a reassignment, which may take the leadership from the one that asks: then the
-records are written, and the answer is NEW_LEADER_ELECTED.
+Beware: a change may complete a reassignment, which may take the leadership from the sender: then the records
+are written, and the answer is NEW_LEADER_ELECTED.
 """
 
 from collections.abc import Generator

@@ -1,13 +1,13 @@
-"""Leadership: which partitions a broker has part in, and what becomes of them when it comes or goes.
+"""Leadership: which partitions have replicas on a broker, and how its arrival or loss changes their leaders.
 
-    Indexes            partitions by broker and by trouble, kept beside the head image
-    leader_changes     the PartitionChangeRecords for a broker that goes, comes back, or has lost its data
+    Indexes            partitions by broker and by problem, kept in step with the head image
+    leader_changes     the PartitionChangeRecords for a broker that leaves, comes back, or has lost its data
     plan_elect_leaders ElectLeaders (KIP-460)
     plan_preferred     back to the preferred replicas, some at a time
-    plan_unclean       leaders for partitions without one, where the topic allows unclean elections
+    plan_unclean       leaders for partitions without one, if the topic allows unclean elections
 
-Without indexes a broker that is fenced would need a walk over all partitions of the cluster. They are built
-when a controller becomes active, follow each change it appends, and are dropped when it is active no more.
+Without indexes, fencing a broker would need a walk over all partitions of the cluster. They are built when a
+controller becomes active, follow each change it appends, and are dropped when it is no longer active.
 
 Kafka: BrokersToIsrs, BrokersToElrs, ReplicationControlManager."""
 

@@ -1,13 +1,13 @@
-"""controller_mutation_rate: how many partitions a client may have created and deleted a second (KIP-599).
+"""controller_mutation_rate: how many partitions per second a client may have created and deleted (KIP-599).
 
-A bucket of tokens for each user or client id (kafkad/quota.py) is refilled at the rate of the quota, up to
-what `controller.quota.window.num` windows give. A change may take more than there is; then nothing more
-passes until the debt is paid. From CreateTopics v6, DeleteTopics v5 and CreatePartitions v3 on, a topic that
-finds a debt is refused (THROTTLING_QUOTA_EXCEEDED); clients of older versions are only told to pause.
-(ControllerMutationQuotaManager, TokenBucket.)
+Each user or client id has a bucket of tokens (kafkad/quota.py), which is refilled at the rate of the quota,
+up to the tokens of `controller.quota.window.num` windows. A change may take more tokens than there are; then
+later ones are refused until the debt is paid. From CreateTopics v6, DeleteTopics v5 and CreatePartitions v3
+on, a topic is refused while there is a debt (THROTTLING_QUOTA_EXCEEDED); clients of older versions only get a
+pause. (ControllerMutationQuotaManager, TokenBucket.)
 
-All changes pass the controller, so the buckets are its own. At most BUCKETS_MAX are kept: a full one is as
-good as none, and beyond that the clients share one."""
+All changes pass the controller, so it has the buckets. At most BUCKETS_MAX are kept: a full one equals none,
+and beyond that the clients share one."""
 
 from collections.abc import Callable
 from typing import Any, Final

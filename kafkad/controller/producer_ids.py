@@ -1,7 +1,7 @@
-"""Producer ids: given out in blocks of 1000 that the metadata log remembers, so that none is given twice.
+"""Producer ids: allocated in blocks of 1000, recorded in the metadata log so that no id is used twice.
 
-A block is committed before its first id is used (server/producer_ids). What is left of one at a stop is never
-given out: ids are 63 bits.
+A block is committed before its first id is used (server/producer_ids). The rest of a block is lost at a stop:
+ids have 63 bits.
 """
 
 from typing import Any, Final

@@ -1,8 +1,9 @@
 """Changes of client quotas, planned as records (ClientQuotaControlManager, KIP-546, KIP-612).
 
-Each entity of a request is changed whole or not at all; those that are refused do not hold up the others. A
-quota that has the value already writes nothing. Entities and messages are Kafka's, but for two: an address is
-numeric, since to resolve a name would hold up the controller, and a value that is no number is refused."""
+Each entity of a request is changed whole or not at all; refused ones do not affect the others. A quota that
+has the value already writes nothing. Entities and messages are Kafka's, with two exceptions: an address must
+be numeric, because resolving a name would block the controller, and a value that is not a number is
+refused."""
 
 import math
 from collections.abc import Generator

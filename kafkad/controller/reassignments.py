@@ -1,13 +1,13 @@
 """Reassignments: partitions move to other brokers while they are served (KIP-455).
 
-    plan_alter   AlterPartitionReassignments: replicas = those wanted + those that are to go; what is new is
-                 `adding`, what is to go `removing`. `elections` completes it with the change that brings the
-                 last of the new ones into the ISR. A null list of replicas cancels it
+    plan_alter   AlterPartitionReassignments: replicas = the target + those to be removed; new ones are
+                 `adding`, those to be removed `removing`. `elections` completes it with the change that
+                 brings the last new replica into the ISR. A null list of replicas cancels it
     ongoing      ListPartitionReassignments
 
-Kafka: ReplicationControlManager, PartitionReassignmentReplicas, PartitionReassignmentRevert. Where a second
-reassignment follows one that runs, `adding` and `removing` are the differences between all current replicas,
-new ones included, and those wanted."""
+Kafka: ReplicationControlManager, PartitionReassignmentReplicas, PartitionReassignmentRevert. If a second
+reassignment follows a running one, `adding` and `removing` are the differences between all current replicas,
+including new ones, and the target."""
 
 from collections.abc import Generator, Iterable
 from typing import Any

@@ -1,6 +1,6 @@
 """Changes of SCRAM credentials, planned as records. A user with one wrong entry in a request is not changed
-at all. What is stored is made of the salted password that the client sends; the password never comes.
-(ScramControlManager, KIP-554, KIP-900.)"""
+at all. The stored values are derived from the salted password that the client sends; the password itself is
+never sent. (ScramControlManager, KIP-554, KIP-900.)"""
 
 from collections.abc import Generator
 from typing import Any, Final

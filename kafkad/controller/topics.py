@@ -1,11 +1,11 @@
 """Topics: planned here as records, written by the controller.
 
-Each planner looks at an image and a request and returns the records and the answer; it changes nothing. It is
-a generator, a topic a step or so: one request may name 100,000. A request for several topics succeeds for
-some and fails for others; what succeeds goes into one batch.
+Each planner reads an image and a request and returns the records and the answer; it changes nothing. It is a
+generator, about one topic per step: one request may name 100,000. A request for several topics succeeds for
+some and fails for others; the successful changes go into one batch.
 
-Names: 1 to 249 of [a-zA-Z0-9._-], but not "." and "..". Two names that differ only in "." against "_"
-collide, since metrics cannot tell them apart (Kafka: Topic).
+Names: 1 to 249 of [a-zA-Z0-9._-], but not "." and "..". Two names that differ only in "." and "_" collide,
+because metrics cannot distinguish them (Kafka: Topic).
 """
 
 import re

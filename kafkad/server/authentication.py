@@ -17,7 +17,6 @@ from typing import Any, Final
 from kafkad._native.serving.connection import Connection
 from kafkad.api import versions
 from kafkad.api.context import RequestContext, Services
-from kafkad.config.broker import BrokerConfig
 from kafkad.protocol import codec
 from kafkad.security.certificates import subject_of
 from kafkad.security.delegation import TokenLogins
@@ -73,7 +72,7 @@ class CertificateNames:
         """`endpoints`: other ones than those that serve clients."""
         self._rules = principal_rules(config, endpoints)
 
-    def __call__(self, connection: Connection, certificate: bytes) -> None:
+    def __call__(self, connection: Any, certificate: bytes) -> None:
         """Raise ValueError if the rules give the client no name; then the connection is closed."""
         if connection.phase == PHASE_READY:
             name = self._rules[connection.listener].name_of(subject_of(certificate))

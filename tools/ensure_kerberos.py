@@ -1,5 +1,6 @@
 """Make sure that the tests have what they need of Kerberos: a KDC, kinit, and the headers that the Python
-package gssapi is built with. They are installed ones, or Debian's packages, or an error message.
+package gssapi is built with. They are installed ones, or Debian's packages. Without them it ends with 1 and a message, and the tests of
+Kerberos are skipped.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ def main() -> int:
     packages = " ".join(missing())
     if not packages:
         return 0
-    print(f"The tests need Kerberos: install it (Debian: apt-get install {packages}).", file=sys.stderr)
+    print(
+        "Kerberos is not installed, so its tests are skipped; to run them, install it"
+        f" (Debian: apt-get install {packages}).",
+        file=sys.stderr,
+    )
     return 1
 
 

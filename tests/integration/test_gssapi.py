@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gssapi
 import pytest
 
 from kafkad.protocol import errors, messages
@@ -15,7 +14,10 @@ from kafkad.testing import Broker
 from tests.integration.test_sasl import COMMON, authenticate, handshake, works
 from tests.jvm import FAST_JVM, JvmKafka, free_port, tool_command
 from tests.kdc import REALM, Kdc
+from tests.no_skips import NO_KDC
 from tests.wire import Wire
+
+gssapi = pytest.importorskip("gssapi", reason=NO_KDC)
 
 MODULE = "com.sun.security.auth.module.Krb5LoginModule required"
 JAAS = "listener.name.krb.gssapi.sasl.jaas.config"

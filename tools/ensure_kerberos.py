@@ -1,5 +1,7 @@
 """Make sure that the tests have what they need of Kerberos: a KDC, kinit, and the headers that the Python
-package gssapi is built with. They are installed ones, or Debian's packages. Without them it ends with 1 and a message, and the tests of
+package gssapi is built with.
+
+They are installed ones, or Debian's packages. Without them it ends with 1 and a message, and the tests of
 Kerberos are skipped.
 """
 

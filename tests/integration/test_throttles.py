@@ -71,9 +71,10 @@ def bytes_of(cluster, topic):
 @pytest.mark.parametrize("side", ["leader", "follower"])
 def test_a_follower_that_catches_up_is_held_to_the_rate(cluster, side):
     topic = f"held-by-{side}"
-    create(cluster, topic, **{LIST[side]: f"0:{OF[side]}"})
-    produce(cluster, topic, MEGABYTES)
     set_config(cluster, ResourceType.BROKER, OF[side], RATE[side], 5_000_000)
+    wait_until(lambda: RATE[side] in own_configs(cluster, ResourceType.BROKER, OF[side]))
+    create(cluster, topic, **{LIST[side]: f"0:{OF[side]}"})  # later, so the workers know the rate before it
+    produce(cluster, topic, MEGABYTES)
     began = time.monotonic()
     reassign(cluster, f"{topic}-0=1,2")
     wait_until(lambda: sorted(cluster.partition(topic).isrs) == [1, 2])

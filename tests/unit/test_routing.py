@@ -69,6 +69,19 @@ class Registered(Cluster):
         super().start(self.directories)
 
 
+class Asked:
+    """The controller as handlers see it (AnsweringController): they say who asks."""
+
+    def __init__(self, controller):
+        self._controller = controller
+
+    def __getattr__(self, name):
+        return getattr(self._controller, name)
+
+    def incremental_alter_configs(self, changes, validate_only, context):
+        return self._controller.incremental_alter_configs(changes, validate_only)
+
+
 class Blocks:
     """The controller of a worker that has none, for producer ids: those that only this worker gives."""
 
@@ -133,7 +146,7 @@ class Site:
             return me if owner is None else owner
 
         self.peers = Peers(me, sockets, addresses, loop) if count > 1 else None
-        controller = self.cluster.controller if me == 0 else None  # who else asks it fails
+        controller = Asked(self.cluster.controller) if me == 0 else None  # who else asks it fails
         self.services = Services(
             config=config,
             static_config=config,

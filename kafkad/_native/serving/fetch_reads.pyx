@@ -182,16 +182,19 @@ cdef void read_for_replica(Fetching self, const FetchRequest* request, Entry* en
         return
     if fetched.last_epoch >= 0:
         compare_logs(self.core, entry, result)
-    if result.code or result.diverging_epoch >= 0 or request.counted:
+    if result.code or result.diverging_epoch >= 0:
         return
-    at.offset = fetched.offset
-    mark_read(partition, result, &at)
+    if not request.counted:
+        at.offset = fetched.offset
+        mark_read(partition, result, &at)
     if result.read.size and is_held_back(self, request, partition):     # its state counts, its records come later
         drop_data(result)
         result.copy = NULL
         result.read.size = 0
         result.read.available = 0
         result.read.file = NULL
+    if request.counted:
+        return
     if not entry.remote:
         result.code = partition.replica_told(
             request.replica_id, request.replica_epoch, &at, fetched.replica_start, self.core.monotonic_ms, leader_end)

@@ -1,6 +1,7 @@
 """kafkad controllers beside the JVM: Kafka 4.3.1 brokers under three kafkads, and both in one quorum."""
 
 import asyncio
+import contextlib
 import re
 import time
 
@@ -34,6 +35,18 @@ def brokers_under(quorum, path, count):
     for broker in cluster.brokers:
         formatted(broker.data_dir, cluster.cluster_id, broker.node_id)
     return cluster
+
+
+@contextlib.contextmanager
+def logs_shown(path):
+    """Where it ends with an exception, what each node has logged last stands in the output."""
+    try:
+        yield
+    except BaseException:
+        for file in sorted([*path.rglob("*.out"), *path.rglob("*.log")]):
+            if not file.parent.name[-1:].isdigit():  # a partition's
+                print(f"-- {file.relative_to(path)}\n{file.read_text(errors='replace')[-5000:]}")
+        raise
 
 
 def until(condition, timeout_s=30):
@@ -81,7 +94,7 @@ def consume(bootstrap, topic, count):
 
 
 def test_jvm_brokers_live_under_kafkad_controllers(tmp_path):
-    with ControllerQuorum(tmp_path / "controllers", 3, CONFIG) as quorum:
+    with logs_shown(tmp_path), ControllerQuorum(tmp_path / "controllers", 3, CONFIG) as quorum:
         cluster = brokers_under(quorum, tmp_path / "brokers", 2)
         with cluster:
             bootstrap = ",".join(broker.bootstrap for broker in cluster.brokers)

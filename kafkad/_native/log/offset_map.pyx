@@ -192,7 +192,7 @@ cdef class OffsetMap:
         self.followed = 0
 
     cdef void note_offset(self, int64_t offset, int64_t base_offset, int64_t last_offset) noexcept nogil:
-        if offset < base_offset or offset > last_offset or self.followed_from <= offset <= self.followed_to:
+        if offset < base_offset or offset > last_offset or self.followed_from <= self.followed_to >= offset:
             self.followed = 0
         self.followed_to = offset
 

@@ -64,36 +64,52 @@ class FollowedAcls:
         self._settings = authorizer_settings(config)
         self._run = run
         self._acls: Mapping[bytes, Any] = {}
+        self._wanted: Mapping[bytes, Any] = {}  # of the newest image
         self._at_work = False
-        self._caught_up = False
+        self._caught_up = False  # as `look` was told
         self.authorizer: Authorizer | None = None
         if self._settings is not None:
             self.authorizer = Authorizer(self._settings.super_users, False, clock.monotonic_ms)
 
     def look(self, image: MetadataImage, *, caught_up: bool) -> None:
-        """`caught_up`: nothing that was committed when this node started is missing."""
-        if self.authorizer is None or self._at_work:
+        """Follow an image. `caught_up`: nothing that was committed when this node started is missing."""
+        if self.authorizer is None:
             return
-        if image.acls is not self._acls:
+        self._wanted = image.acls
+        self._caught_up = self._caught_up or caught_up
+        if self._at_work:
+            return
+        if self._wanted is self._acls:
+            self._open(self.authorizer)
+        else:
             self._at_work = True
-            self._run(self._follow(self.authorizer, image.acls))
-        elif caught_up and not self._caught_up and self._settings is not None:
-            self._caught_up = True
-            self.authorizer.allows_what_nobody_names = self._settings.allows_what_nobody_names
-            self.authorizer.change((), ())
+            self._run(self._follow(self.authorizer))
 
-    def _follow(self, authorizer: Authorizer, acls: Mapping[bytes, Any]) -> Steps:
-        before, self._acls = self._acls, acls
+    def _follow(self, authorizer: Authorizer) -> Steps:
+        """Apply changes until the newest image is reached: no later call may be needed for the last one."""
         try:
-            changed = []
-            for number, acl_id in enumerate({**before, **acls}, 1):
-                if before.get(acl_id) is not acls.get(acl_id):
-                    changed.append(acl_id)
-                if number % LOOKED_AT_A_STEP == 0:
-                    yield
-            yield from follow_acls(authorizer, changed, before, acls)
+            while self._wanted is not self._acls:
+                before, acls = self._acls, self._wanted
+                self._acls = acls
+                changed = []
+                for number, acl_id in enumerate({**before, **acls}, 1):
+                    if before.get(acl_id) is not acls.get(acl_id):
+                        changed.append(acl_id)
+                    if number % LOOKED_AT_A_STEP == 0:
+                        yield
+                yield from follow_acls(authorizer, changed, before, acls)
         finally:
             self._at_work = False
+        self._open(authorizer)
+
+    def _open(self, authorizer: Authorizer) -> None:
+        """What no ACL names is as the configuration says, once all ACLs are known."""
+        settings = self._settings
+        if self._caught_up and settings is not None:
+            allows = settings.allows_what_nobody_names
+            if authorizer.allows_what_nobody_names != allows:
+                authorizer.allows_what_nobody_names = allows
+                authorizer.change((), ())
 
 
 def _allows(acl: Acl) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -201,3 +202,37 @@ def test_a_controller_that_has_not_read_its_acls_lets_super_users_in_alone() -> 
     assert (may(node), may(other)) == (True, False)
     followed.look(image, caught_up=True)
     assert (may(node), may(other)) == (True, True)
+
+
+def test_a_controller_follows_acls_that_change_while_it_follows_others() -> None:
+    """Nothing may come after the last change, so nobody looks again."""
+    from kafkad.clock import Clock
+
+    config = BrokerConfig(
+        MEMBER
+        | {
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:node",
+        }
+    )
+    ran: list[Any] = []
+    followed = FollowedAcls(config, Clock(), ran.append)
+    assert followed.authorizer is not None
+    anna = followed.authorizer.subject("User:anna", "127.0.0.1")
+    allowed = messages.AccessControlEntryRecord(
+        id=bytes(16), resource_type=2, resource_name="t", pattern_type=3, principal="User:anna", host="*",
+        operation=3, permission_type=3,
+    )  # fmt: skip
+
+    def image(acls: dict[bytes, Any]) -> Any:
+        return SimpleNamespace(acls=acls)
+
+    followed.look(image({bytes(16): allowed}), caught_up=True)
+    followed.look(image({}), caught_up=True)
+    list(ran.pop())
+    assert not ran
+    assert not anna.may(Operation.READ, Kind.TOPIC, "t", "Fetch")
+
+    followed.look(image({bytes(16): allowed}), caught_up=True)
+    list(ran.pop())
+    assert anna.may(Operation.READ, Kind.TOPIC, "t", "Fetch")

@@ -18,7 +18,6 @@ PLAINTEXT is a Channel as it always was, and a bare socket. (ChannelBuilders, Sa
 
 import asyncio
 import logging
-import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -44,6 +43,7 @@ from kafkad.security.client_sasl import (
 from kafkad.security.client_tls import VERSIONS, tls_context
 from kafkad.security.mechanisms import PLAIN_MODULE, SCRAM_MODULE
 from kafkad.security.tls import client_context, client_options, own_values, store_paths
+from kafkad.server.tls_listeners import stamp_of
 
 logger = logging.getLogger("kafkad")
 
@@ -201,7 +201,7 @@ class NodeLinks:
         seen = (
             own_values(config, self._listener),
             config.for_listener(self._listener, IDENTIFICATION),
-            tuple(map(_looks, store_paths(config, self._listener))),
+            tuple(map(stamp_of, store_paths(config, self._listener))),
         )
         if self._contexts is None or self._contexts.seen != seen:
             try:
@@ -413,11 +413,3 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _looks(path: str) -> tuple[int, ...] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev

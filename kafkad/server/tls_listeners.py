@@ -89,10 +89,11 @@ class TlsListeners:
 
     def _look(self, config: BrokerConfig, name: str) -> Seen:
         """Call before the files are read: a file that is written meanwhile is read again."""
-        return own_values(config, name), tuple(map(_looks, store_paths(config, name)))
+        return own_values(config, name), tuple(map(stamp_of, store_paths(config, name)))
 
 
-def _looks(path: str) -> tuple[int, ...] | None:
+def stamp_of(path: str) -> tuple[int, ...] | None:
+    """By what a changed file is known; None: it cannot be looked at."""
     try:
         found = os.stat(path)
     except OSError:

@@ -207,17 +207,15 @@ def txn_offset_commit(services: Services, context: RequestContext, request: Any)
     refused = yield from _take_out_unknown(services.metadata.image, request)
     if not request.topics:
         return messages.TxnOffsetCommitResponse(topics=refused)
-    arrived: list[Any] = []
+    arrived: list[Steps] = []
     reply: Reply | None = None
 
-    def committed(response: Any) -> None:
-        if context.version < LOADING_FROM:
-            _hide_loading(response)
-        _merge(response, refused)
+    def committed(outcome: Any) -> None:
+        answer = _commit_answer(context.version, request, outcome, refused)
         if reply is None:
-            arrived.append(response)
+            arrived.append(answer)
         else:
-            reply(response)
+            reply(answer)
 
     yield from services.groups.commit_in_transaction(
         request,
@@ -227,7 +225,7 @@ def txn_offset_commit(services: Services, context: RequestContext, request: Any)
         verifies=services.config.transaction_partition_verification_enable,
     )
     if arrived:
-        return arrived[0]
+        return (yield from arrived[0])
 
     def start(when_it_has: Reply) -> None:
         nonlocal reply
@@ -264,21 +262,39 @@ def _take_out_unknown(image: Any, request: Any) -> Generator[None, None, list[An
     return refused
 
 
-def _hide_loading(response: Any) -> None:
-    for topic in response.topics:
-        for each in topic.partitions:
-            if each.error_code == errors.COORDINATOR_LOAD_IN_PROGRESS:
-                each.error_code = errors.COORDINATOR_NOT_AVAILABLE
-
-
-def _merge(response: Any, refused: list[Any]) -> None:
-    """Merge: each topic once, even if only some of its partitions exist."""
-    topics = {topic.name: topic for topic in response.topics}
-    for topic in refused:
-        if topic.name in topics:
-            topics[topic.name].partitions.extend(topic.partitions)
-        else:
-            response.topics.append(topic)
+def _commit_answer(version: int, request: Any, outcome: Any, refused: list[Any]) -> Steps:
+    """Return the response: `outcome`, or this error code for all of the request, merged with `refused`.
+    A topic is listed once, even if only some of its partitions exist."""
+    Answer = messages.TxnOffsetCommitResponse.Topics
+    if not isinstance(outcome, int):
+        response = outcome
+    else:
+        hides = outcome == errors.COORDINATOR_LOAD_IN_PROGRESS and version < LOADING_FROM
+        code = errors.COORDINATOR_NOT_AVAILABLE if hides else outcome
+        response = messages.TxnOffsetCommitResponse()
+        for topic in request.topics:
+            answer = Answer(name=topic.name)
+            response.topics.append(answer)
+            for number, each in enumerate(topic.partitions):
+                if number % AT_ONCE == 0:
+                    yield
+                answer.partitions.append(
+                    Answer.Partitions(partition_index=each.partition_index, error_code=code)
+                )
+    if refused:
+        topics = {}
+        for number, topic in enumerate(response.topics):
+            if number % AT_ONCE == 0:
+                yield
+            topics[topic.name] = topic
+        for number, topic in enumerate(refused):
+            if number % AT_ONCE == 0:
+                yield
+            if topic.name in topics:
+                topics[topic.name].partitions.extend(topic.partitions)
+            else:
+                response.topics.append(topic)
+    return response
 
 
 # -- administration ----------------------------------------------------------------------------------------

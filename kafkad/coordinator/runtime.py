@@ -324,11 +324,12 @@ class GroupCoordinator:
     def commit_in_transaction(
         self, request: Any, version: int, gate: Gate, reply: Reply, *, verifies: bool = True
     ) -> Generator[None, None, None]:
-        """reply(TxnOffsetCommitResponse). In steps; see transactional_commits."""
+        """reply(TxnOffsetCommitResponse, or the error code of every partition). In steps; see
+        transactional_commits."""
         try:
             shard = self._shard(request.group_id, named=True)
         except KafkaError as refused:
-            reply(transactional_commits.refusal(request, refused.code))
+            reply(refused.code)
             return
         yield from transactional_commits.commit_steps(
             self, shard, request, version, gate, reply, verifies=verifies

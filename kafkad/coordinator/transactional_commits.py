@@ -44,15 +44,15 @@ def commit_steps(
     *,
     verifies: bool = True,
 ) -> Steps:
-    """reply(TxnOffsetCommitResponse) once. The request names only topics that exist. verifies:
-    transaction.partition.verification.enable."""
+    """reply(outcome) once: TxnOffsetCommitResponse, or the error code of every partition. The request names
+    only topics that exist. verifies: transaction.partition.verification.enable."""
     adds = version >= COMMIT_ADDS_FROM
     admission = Admission.IMPLICIT if adds else Admission.ADDED if verifies else Admission.UNVERIFIED
     producer = request.producer_id, request.producer_epoch
     try:
         guard = coordinator.storage.ask_guard(shard.index, admission, *producer)
     except KafkaError as refused:
-        reply(refusal(request, refused.code))
+        reply(refused.code)
         return
     if not guard:
         yield from _commit(shard, request, admission, guard, reply)
@@ -71,7 +71,7 @@ def commit_steps(
     is_running = False
     for code in answers:
         if code:
-            reply(refusal(request, for_client(code, version)))
+            reply(for_client(code, version))
         else:
             yield from _commit(shard, request, admission, guard, reply)
 
@@ -87,7 +87,7 @@ def _go_on(
 ) -> None:
     """The coordinator has answered later."""
     if code:
-        reply(refusal(request, for_client(code, version)))
+        reply(for_client(code, version))
         return
     is_begun = False
 
@@ -100,7 +100,7 @@ def _go_on(
 
     def ended() -> None:
         if not is_begun:  # the partition has left meanwhile
-            reply(refusal(request, errors.NOT_COORDINATOR))
+            reply(errors.NOT_COORDINATOR)
 
     coordinator.run(shard, steps(), ended)
 
@@ -139,13 +139,13 @@ def _commit(shard: "Shard", request: Any, admission: Admission, guard: int, repl
         logger.error("group %s: a transaction's offsets do not fit into max.message.bytes", group_id)
         code = code or errors.UNKNOWN_SERVER_ERROR
     if code:
-        reply(refusal(request, code))
+        reply(code)
         return
     if group_id not in shard.groups:
         shard.groups[group_id] = ClassicGroup(group_id, shard, state_timestamp_ms=now_ms)
 
     def stored(code: int) -> None:
-        reply(refusal(request, code) if code else response)
+        reply(code or response)
 
     if entries:
         producer = request.producer_id, request.producer_epoch
@@ -162,20 +162,3 @@ def _check(shard: "Shard", request: Any) -> int:
             request.member_id, request.group_instance_id, request.generation_id, transactional=True
         )
     return errors.NONE if request.generation_id < 0 else errors.ILLEGAL_GENERATION
-
-
-def refusal(request: Any, code: int) -> Any:
-    """The response with the same code for every partition."""
-    answer = messages.TxnOffsetCommitResponse
-    return answer(
-        topics=[
-            answer.Topics(
-                name=topic.name,
-                partitions=[
-                    answer.Topics.Partitions(partition_index=each.partition_index, error_code=code)
-                    for each in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )

@@ -64,8 +64,11 @@ def commit(world, gate=None, version=ADDS, verifies=True, request=None, **asked)
     """The list that will hold the error codes of the one answer."""
     heard = []
 
-    def reply(response):
-        heard.append([each.error_code for topic in response.topics for each in topic.partitions])
+    def reply(outcome):
+        if isinstance(outcome, int):
+            heard.append([outcome for topic in request.topics for _ in topic.partitions])
+        else:
+            heard.append([each.error_code for topic in outcome.topics for each in topic.partitions])
 
     request = ask(version, **asked) if request is None else request
     at_once(

@@ -24,7 +24,7 @@ from kafkad.controller.brokers import NO_EPOCH, Registration
 from kafkad.controller.mutation_quota import MutationQuota, MutationQuotas
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.replay import Delta
-from kafkad.protocol import errors, messages
+from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.security.delegation import Principal
 
@@ -169,19 +169,26 @@ class Controller:
             yield
         if not wanted:
             return {}
-        response = yield from self.create_topics(messages.CreateTopicsRequest(topics=wanted))
+        request = messages.CreateTopicsRequest(topics=wanted)
+        del wanted
+        response = yield from self.create_topics(request)
         troubles: dict[str, KafkaError | None] = {}
+        known: dict[tuple[int, str | None], KafkaError] = {}  # most topics have the same error
         refused = 0
         for result in response.topics:
             troubles[result.name] = None
             if result.error_code:  # a Metadata response has no room for the reason
-                troubles[result.name] = KafkaError(result.error_code, result.error_message)
+                reason = result.error_code, result.error_message
+                troubles[result.name] = known.setdefault(reason, KafkaError(*reason))
                 refused += 1
                 if refused <= REFUSED_LOGGED:
                     logger.warning("topic %s cannot be created: %s", result.name, result.error_message)
             yield
         if refused > REFUSED_LOGGED:
             logger.warning("%d more topics cannot be created", refused - REFUSED_LOGGED)
+        held = [request, response]
+        del request, response
+        yield from codec.free_in_steps(held)
         return troubles
 
     # -- configs -------------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ def invalid_name(name: str) -> str | None:
     return f"Topic name is invalid: {reason}"
 
 
+AT_ONCE: Final = 500  # elements of a request that are looked at in one step
 Plan = Generator[None, None, tuple[list[Any], Any]]  # records, response
 Take = Callable[[int], None]  # called before so many partitions are created or deleted; raises KafkaError
 Described = dict[frozenset[tuple[str, str]], list[Any]]
@@ -71,9 +72,9 @@ def unlimited(partitions: int) -> None:
 def plan_create(image: MetadataImage, cluster: Cluster, request: Any, take: Take = unlimited) -> Plan:
     """(records, CreateTopicsResponse). With validate_only there are no records."""
     response = messages.CreateTopicsResponse()
-    twice = named_twice(topic.name for topic in request.topics)
+    twice = yield from named_twice(topic.name for topic in request.topics)
     records: list[Any] = []
-    wanted = _partition_count(request, cluster.config)
+    wanted = yield from _partition_count(request, cluster.config)
     taken: dict[str, str] = {}
     described: Described = {}
     if any("." in topic.name or "_" in topic.name for topic in request.topics):
@@ -109,13 +110,19 @@ def plan_create(image: MetadataImage, cluster: Cluster, request: Any, take: Take
     return ([] if request.validate_only else records), response
 
 
-def _partition_count(request: Any, config: Any) -> int:
-    """New partitions that the whole request asks for."""
-    return sum(
-        len(topic.assignments)
-        or (config.num_partitions if topic.num_partitions == -1 else max(topic.num_partitions, 0))
-        for topic in request.topics
-    )
+def _partition_count(request: Any, config: Any) -> Generator[None, None, int]:
+    """Return how many new partitions the whole request asks for."""
+    count = 0
+    for number, topic in enumerate(request.topics):
+        if number % AT_ONCE == 0:
+            yield
+        if topic.assignments:
+            count += len(topic.assignments)
+        elif topic.num_partitions == -1:
+            count += config.num_partitions
+        else:
+            count += max(topic.num_partitions, 0)
+    return count
 
 
 def _folded(name: str) -> str:
@@ -329,10 +336,12 @@ def _source(config: Any, key: Any, overrides: Mapping[str, str]) -> int:
     return SOURCE_DEFAULT
 
 
-def named_twice(names: Iterable[Any]) -> set[Any]:
+def named_twice(names: Iterable[Any]) -> Generator[None, None, set[Any]]:
     seen: set[Any] = set()
     twice: set[Any] = set()
-    for name in names:
+    for number, name in enumerate(names):
+        if number % AT_ONCE == 0:
+            yield
         (twice if name in seen else seen).add(name)
     return twice
 
@@ -431,10 +440,8 @@ def plan_delete(
         return [], response
 
     yield
-    double_names = named_twice(name for name, _ in named if name is not None)
-    yield
-    double_ids = named_twice(topic_id for name, topic_id in named if name is None and any(topic_id))
-    yield
+    double_names = yield from named_twice(name for name, _ in named if name is not None)
+    double_ids = yield from named_twice(topic_id for name, topic_id in named if name is None and any(topic_id))
     chosen: dict[bytes, Any] = {}
     for name in sorted(double_names):
         refuse(name, bytes(16), errors.INVALID_REQUEST, "Duplicate topic name.")
@@ -490,7 +497,7 @@ def plan_grow(image: MetadataImage, cluster: Cluster, request: Any, take: Take =
     """(records, CreatePartitionsResponse)."""
     cls = messages.CreatePartitionsResponse.Results
     response = messages.CreatePartitionsResponse()
-    twice = named_twice(topic.name for topic in request.topics)
+    twice = yield from named_twice(topic.name for topic in request.topics)
     records: list[Any] = []
     for name in sorted(twice):
         response.results.append(

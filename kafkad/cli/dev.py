@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ HINT: Final = """
 """
 
 
-class Interrupted(BaseException):
+class Interrupted(Exception):
     """A signal came before the cluster was ready."""
 
 
@@ -64,15 +65,14 @@ def command(nodes: int, data_dir: str, port: int, override: tuple[str, ...]) -> 
     signals = Signals()
     try:
         cluster.open()
-        cluster.start()
-        signals.started()
+        cluster.start(check=signals.check)
         _say_ready(cluster, begun)
         code = _watch(cluster, signals)
     except Interrupted:
         code = _stop(cluster)
     except NodeFailed as failed:
-        signals.started()
-        _stop(cluster)
+        with suppress(NodeFailed):
+            cluster.stop(timeout_s=STOP_S)  # the others may fail, too, for the same reason
         end(f"{failed.reason}: {_last_line(failed.log)}", 1)
     except OSError as trouble:
         end(f"{trouble.filename or data_dir}: {trouble.strerror or trouble}", 1)
@@ -84,12 +84,13 @@ def command(nodes: int, data_dir: str, port: int, override: tuple[str, ...]) -> 
 
 
 class Signals:
-    """Before `started` a signal that ends the cluster raises Interrupted, afterwards `ended` is set. `wait`
-    returns when any signal has come, also one about a child."""
+    """`ended`: a signal that ends the cluster has come. `wait` returns when any has, also one about a child.
+
+    Handlers raise nothing: an exception between the fork of a node and the assignment of its process would
+    leave a node that nobody stops."""
 
     def __init__(self) -> None:
         self.ended = False
-        self._starting = True
         self._reader, writer = socket.socketpair()
         writer.setblocking(False)
         self._writer = writer  # open for as long as the wakeup descriptor is set
@@ -99,13 +100,13 @@ class Signals:
                 signal.signal(number, self._on_signal)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # so that it wakes us
 
-    def started(self) -> None:
-        self._starting = False
+    def check(self) -> None:
+        """Raises Interrupted."""
+        if self.ended:
+            raise Interrupted
 
     def _on_signal(self, *_: Any) -> None:
-        first, self.ended = not self.ended, True
-        if self._starting and first:
-            raise Interrupted
+        self.ended = True
 
     def wait(self) -> None:
         select.select([self._reader], [], [])

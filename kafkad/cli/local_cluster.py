@@ -102,10 +102,11 @@ class LocalNode:
                 )
             )
 
-    def wait_until_ready(self, timeout_s: float) -> None:
-        """Raises NodeFailed."""
+    def wait_until_ready(self, timeout_s: float, check: Callable[[], None]) -> None:
+        """Raises NodeFailed, and what `check` raises."""
         deadline = time.monotonic() + timeout_s
         while not self.ready:
+            check()
             if not self.running:
                 code = self.process.returncode if self.process is not None else None
                 raise NodeFailed(f"node {self.number} exited with {code} before it was ready", self.log)
@@ -251,14 +252,21 @@ class LocalCluster:
         for key, value in keys.items():
             yield f"{key}={str(value).lower() if isinstance(value, bool) else value}\n"
 
-    def start(self, numbers: Iterable[int] | None = None, timeout_s: float = 60.0) -> None:
-        """Start these, or all that do not run, and wait until they are ready. Raises NodeFailed."""
+    def start(
+        self,
+        numbers: Iterable[int] | None = None,
+        timeout_s: float = 60.0,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start these, or all that do not run, and wait until they are ready. Raises NodeFailed, and what
+        `check` raises, which is called again and again while a node is not ready."""
         wanted = self.nodes if numbers is None else numbers
         nodes = [self.nodes[number] for number in wanted if not self.nodes[number].running]
         for node in nodes:
+            check()
             node.launch()
         for node in nodes:
-            node.wait_until_ready(timeout_s)
+            node.wait_until_ready(timeout_s, check)
 
     def stop(self, numbers: Iterable[int] | None = None, timeout_s: float = 60.0) -> dict[int, int]:
         """Stop these, or all, at the same time; the exit codes by node. Raises NodeFailed."""

@@ -441,7 +441,9 @@ def plan_delete(
 
     yield
     double_names = yield from named_twice(name for name, _ in named if name is not None)
-    double_ids = yield from named_twice(topic_id for name, topic_id in named if name is None and any(topic_id))
+    double_ids = yield from named_twice(
+        topic_id for name, topic_id in named if name is None and any(topic_id)
+    )
     chosen: dict[bytes, Any] = {}
     for name in sorted(double_names):
         refuse(name, bytes(16), errors.INVALID_REQUEST, "Duplicate topic name.")

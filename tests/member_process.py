@@ -14,6 +14,17 @@ ROOT = Path(__file__).resolve().parent.parent
 READY = "kafkad is ready on"
 
 
+def workers_of(pid: int) -> dict[int, psutil.Process]:
+    """The workers of a supervisor that live, by index."""
+    found = {}
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            kind, _, index = child.name().partition("/")
+            if kind == "kafkad" and child.status() != psutil.STATUS_ZOMBIE:
+                found[int(index)] = child
+    return found
+
+
 class MemberProcess:
     """kafkad on the directory and the properties of `node` (tests.jvm_cluster), which is formatted."""
 
@@ -31,13 +42,7 @@ class MemberProcess:
     def worker_pids(self) -> dict[int, int]:
         """Of those that live, by index."""
         assert self.process is not None
-        found = {}
-        for child in psutil.Process(self.process.pid).children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                kind, _, index = child.name().partition("/")
-                if kind == "kafkad" and child.status() != psutil.STATUS_ZOMBIE:
-                    found[int(index)] = child.pid
-        return found
+        return {index: worker.pid for index, worker in workers_of(self.process.pid).items()}
 
     def kill_worker(self, index: int) -> None:
         """SIGKILL."""

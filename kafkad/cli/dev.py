@@ -16,7 +16,7 @@ import click
 
 from kafkad.cli.local_cluster import LocalCluster, LocalNode, NodeFailed
 from kafkad.cli.main import end
-from kafkad.cli.serve import parse_overrides
+from kafkad.cli.serve import WORKERS_MAX, parse_overrides
 from kafkad.log.formatting import FormatRefused
 
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -47,9 +47,16 @@ class Interrupted(Exception):
     help="Node 1 listens here at the first start, the others on the next ports. Ports in use are replaced.",
 )
 @click.option(
+    "--workers",
+    type=click.IntRange(1, WORKERS_MAX),
+    default=1,
+    show_default=True,
+    help="Worker processes of each node.",
+)
+@click.option(
     "--override", metavar="KEY=VALUE", multiple=True, help="Set a key of server.properties of all nodes."
 )
-def command(nodes: int, data_dir: str, port: int, override: tuple[str, ...]) -> None:
+def command(nodes: int, data_dir: str, port: int, workers: int, override: tuple[str, ...]) -> None:
     """Run a cluster on this machine until SIGTERM or Ctrl-C.
 
     Each node is a process of its own, broker and controller, and listens on 127.0.0.1 only. Topics have three
@@ -61,7 +68,7 @@ def command(nodes: int, data_dir: str, port: int, override: tuple[str, ...]) -> 
       kafkad dev --nodes 5 --data-dir /tmp/cluster --override num.partitions=8
     """
     begun = time.monotonic()
-    cluster = LocalCluster(Path(data_dir), nodes, parse_overrides(override), first_port=port)
+    cluster = LocalCluster(Path(data_dir), nodes, parse_overrides(override), first_port=port, workers=workers)
     signals = Signals()
     try:
         cluster.open()

@@ -52,11 +52,14 @@ class NodeFailed(Exception):
 
 
 class LocalNode:
-    def __init__(self, number: int, directory: Path, port: int, controller_port: int, spawn: Spawn) -> None:
+    def __init__(
+        self, number: int, directory: Path, port: int, controller_port: int, workers: int, spawn: Spawn
+    ) -> None:
         self.number = number
         self.directory = directory
         self.port = port
         self.controller_port = controller_port
+        self.workers = workers
         self.process: subprocess.Popen[bytes] | None = None
         self._spawn = spawn
 
@@ -94,7 +97,7 @@ class LocalNode:
         """Start the process; it is not ready yet."""
         assert not self.running, f"node {self.number} runs already"
         command = [sys.executable, "-m", "kafkad.testing.launch", str(os.getpid()), "serve"]
-        command += ["--workers", "1", str(self.properties)]
+        command += ["--workers", str(self.workers), str(self.properties)]
         with open(self.directory / "stdout", "wb") as out, open(self.log_file, "ab") as err:
             self.process = self._spawn(
                 lambda: subprocess.Popen(
@@ -149,11 +152,12 @@ class LocalCluster:
         config: Mapping[str, object] | None = None,
         *,
         first_port: int = 0,
+        workers: int = 1,
         spawn: Spawn = lambda start: start(),
     ) -> None:
         """At the first start node 1 listens for clients on `first_port`, the others on the next ones, as far
-        as they are free; 0: on any free ports. `spawn` calls what starts a process, in a thread that lives as
-        long as the cluster."""
+        as they are free; 0: on any free ports. `workers`: of each node. `spawn` calls what starts a process,
+        in a thread that lives as long as the cluster."""
         assert count >= 2
         self.root = root
         self.count = count
@@ -161,6 +165,7 @@ class LocalCluster:
         self.nodes: dict[int, LocalNode] = {}
         self._config = dict(config or {})
         self._first_port = first_port
+        self._workers = workers
         self._spawn = spawn
         self._held = ExitStack()  # sockets that keep the ports
 
@@ -183,7 +188,9 @@ class LocalCluster:
             wanted, wanted_too = known["nodes"][str(number)] if known else (first, 0)
             port, controller_port = self._hold(wanted), self._hold(wanted_too)
             directory = self.root / f"node-{number}"
-            self.nodes[number] = LocalNode(number, directory, port, controller_port, self._spawn)
+            self.nodes[number] = LocalNode(
+                number, directory, port, controller_port, self._workers, self._spawn
+            )
         for node in self.nodes.values():
             node.directory.mkdir(parents=True, exist_ok=True)
             node.properties.write_text("".join(self._properties(node)))

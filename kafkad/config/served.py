@@ -83,13 +83,10 @@ def is_alone(config: BrokerConfig) -> bool:
 
 def check_workers(config: BrokerConfig, workers: int | None, usable: int) -> int:
     """Return how many workers a node has; `usable`: unless it is said. Raise ConfigError."""
-    if is_alone(config) or "controller" not in config.process_roles:
+    if "broker" in config.process_roles:
         return usable if workers is None else workers
     if workers is not None and workers > 1:
-        raise ConfigError(
-            f"--workers {workers}: a controller of a cluster has one process, also if it is a broker;"
-            " use --workers 1, or process.roles=broker"
-        )
+        raise ConfigError(f"--workers {workers}: a node that is a controller only has one process")
     return 1
 
 

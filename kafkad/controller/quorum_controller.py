@@ -125,6 +125,9 @@ class QuorumController(Controller):
         )
         if plan.state is BrokerState.CONTROLLED_SHUTDOWN:
             head.heartbeats.leaves_at(request.broker_id, self.head.offset)
+        elif plan.state is BrokerState.SHUTDOWN_NOW:
+            # It may be started again at once; Kafka refuses it until its session is over.
+            head.heartbeats.end_session((request.broker_id, request.broker_epoch))
         return plan.response
 
     def unregister_broker(self, request: Any) -> Steps:

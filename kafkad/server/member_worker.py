@@ -13,9 +13,10 @@ owns. The broker is unfenced when all have loaded their logs, and all accept whe
 until worker 0 has been let go. What worker 0 was told of the broker outlives it: its successor goes on in
 the same broker epoch, once it knows all the metadata that the others may know.
 
-Connections to other nodes are secured as their listeners say (server/node_links).
+Where this node is a controller, too, worker 0 is: it votes, and leads the quorum when it is elected. If it
+dies, another node is elected meanwhile.
 
-Not there yet: several workers where this node is a controller, too.
+Connections to other nodes are secured as their listeners say (server/node_links).
 
 Use: server/lifecycle, for a node that is not a whole cluster (config/served.is_alone)."""
 

@@ -30,6 +30,7 @@ class Cluster:
     nodes      how many nodes
     config     Kafka's keys and values, for all nodes
     data_dir   directory for the data of all nodes, kept afterwards; default: a temporary directory
+    workers    how many workers each node has
     timeout    seconds to wait until a node is ready, and for a clean stop
     """
 
@@ -39,9 +40,11 @@ class Cluster:
         config: Mapping[str, object] | None = None,
         data_dir: str | os.PathLike[str] | None = None,
         *,
+        workers: int = 1,
         timeout: float = 60.0,
     ) -> None:
         self.timeout = timeout
+        self._workers = workers
         self._count = nodes
         self._config = config
         self._data_dir = Path(data_dir) if data_dir is not None else None
@@ -103,7 +106,7 @@ class Cluster:
         if root is None:
             root = self._scratch = Path(tempfile.mkdtemp(prefix="kafkad-test-"))
         root.mkdir(parents=True, exist_ok=True)
-        self._cluster = LocalCluster(root, self._count, self._config, spawn=spawn)
+        self._cluster = LocalCluster(root, self._count, self._config, workers=self._workers, spawn=spawn)
         try:
             self._cluster.open()
             self.start()

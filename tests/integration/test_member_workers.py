@@ -114,9 +114,9 @@ class Brokers(MemberCluster):
             )  # fmt: skip
 
 
-def consume(bootstrap, topic, count):
+def consume(bootstrap, topic, count, group="first"):
     """How many records a group reads until it has `count`; its offsets are committed."""
-    settings = {"bootstrap.servers": bootstrap, "group.id": topic, "auto.offset.reset": "earliest"}
+    settings = {"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest"}
     consumer = Consumer({**settings, "enable.auto.commit": False, "log_level": 0})
     consumer.subscribe([topic])
     found = defaultdict(set)

@@ -326,7 +326,7 @@ def test_refused_values_in_the_metadata_log_are_left_out_and_ignored_ones_are_na
     assert "log.cleaner.io.buffer.size=2 has no effect" in complaints[1]
 
 
-def test_a_controller_of_a_cluster_has_one_worker() -> None:
+def test_a_node_that_is_a_controller_only_has_one_worker() -> None:
     member, alone = BrokerConfig(A_MEMBER), BrokerConfig({})
     assert check_workers(alone, None, 8) == 8
     assert check_workers(alone, 3, 8) == 3
@@ -335,6 +335,8 @@ def test_a_controller_of_a_cluster_has_one_worker() -> None:
     listening = {"listeners": "C://h:2,PLAINTEXT://h:3", "controller.quorum.voters": voters}
     protocols = {"listener.security.protocol.map": "C:PLAINTEXT,PLAINTEXT:PLAINTEXT"}
     both = BrokerConfig({**A_CONTROLLER, **listening, **protocols, "process.roles": "broker,controller"})
-    assert check_workers(both, None, 8) == check_workers(both, 1, 8) == 1
-    with pytest.raises(ConfigError, match="--workers 2: a controller of a cluster has one process"):
-        check_workers(both, 2, 8)
+    assert (check_workers(both, None, 8), check_workers(both, 1, 8), check_workers(both, 2, 8)) == (8, 1, 2)
+    controller = BrokerConfig({**A_CONTROLLER, "controller.quorum.voters": "9@h:2"})
+    assert check_workers(controller, None, 8) == check_workers(controller, 1, 8) == 1
+    with pytest.raises(ConfigError, match="--workers 2: a node that is a controller only has one process"):
+        check_workers(controller, 2, 8)

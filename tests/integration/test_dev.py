@@ -23,7 +23,7 @@ class Dev:
         with open(self.err, "wb") as err:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "kafkad", "dev", "--data-dir", directory, *map(str, arguments)],
-                stdout=subprocess.PIPE, stderr=err, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True,
             )  # fmt: skip
 
     def __enter__(self):
@@ -32,6 +32,7 @@ class Dev:
     def __exit__(self, *exception):
         self.process.kill()
         self.process.wait()
+        self.process.stdin.close()
         self.process.stdout.close()
         wait_until(lambda: not self.pids(), WAIT_S)  # also what it has left behind
 
@@ -40,6 +41,12 @@ class Dev:
         line = self.process.stdout.readline()
         assert READY.fullmatch(line), f"{line!r}\n{self.err.read_text()}"
         return READY.fullmatch(line).groups()
+
+    def type(self, command):
+        """The line that answers it."""
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline()
 
     def pids(self):
         """Of the nodes, by number: whoever serves a file of this directory."""
@@ -82,9 +89,26 @@ def test_a_cluster_that_goes_on_with_its_data_and_reports_a_node_that_dies(tmp_p
         wait_until(lambda: "node 2 was killed by SIGKILL; the others serve on" in dev.err.read_text(), WAIT_S)
         producer.produce("kept", b"two", partition=0)
         assert producer.flush(WAIT_S) == 0
+
+        assert re.fullmatch(r"node 2 is ready on \S+ \(\d+ ms\)\n", dev.type("start 2"))
+        assert re.fullmatch(r"node 3 has stopped \(\d+ ms\)\n", dev.type("stop 3"))
+        assert dev.type("kill 1") == "node 1 is killed\n"
+        assert dev.pids().keys() == {2}
+        assert re.fullmatch(r"node 1 on \S+: was killed by SIGKILL\n", dev.type("status"))
+        assert re.fullmatch(r"node 2 on \S+: runs, pid \d+\n", dev.process.stdout.readline())
+        assert re.fullmatch(r"node 3 on \S+: has stopped with exit code 0\n", dev.process.stdout.readline())
+        for wrong in ("", "kill", "kill 9", "start 2", "restart 2"):
+            dev.process.stdin.write(f"{wrong}\n")
+        assert dev.type("start 3").startswith("node 3 is ready on ")
+        assert dev.err.read_text().splitlines()[1:] == [
+            "kafkad: kill takes the number of a node, 1 to 3",
+            "kafkad: kill takes the number of a node, 1 to 3",
+            "kafkad: node 2 runs already",
+            "kafkad: 'restart' is no command: the commands are kill N, stop N, start N and status",
+        ]
         assert dev.stop() == 0
-        assert len(dev.err.read_text().splitlines()) == 1
-        assert all("stopped cleanly" in (directory / f"node-{n}/stderr").read_text() for n in (1, 3))
+        assert len(dev.err.read_text().splitlines()) == 5
+        assert all("stopped cleanly" in (directory / f"node-{n}/stderr").read_text() for n in (2, 3))
 
     with Dev(directory) as dev:
         assert dev.ready() == (bootstrap, cluster_id)

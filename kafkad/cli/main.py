@@ -36,7 +36,10 @@ COMMANDS = {
     "tokens": ("kafkad.cli.tokens", "Create, list, renew and end delegation tokens."),
     "certs": ("kafkad.cli.certs", "Create TLS certificates for development."),
     "cluster": ("kafkad.cli.cluster", "Show brokers, replicas and the quorum of a cluster; move partitions."),
-    "doctor": ("kafkad.cli.doctor", "Find problems that keep Spark from reading and writing topics."),
+    "doctor": (
+        "kafkad.cli.doctor",
+        "Find problems before they happen: of Spark jobs, and of nodes that kafkad is to take over.",
+    ),
     "dump-log": (
         "kafkad.cli.dump_log",
         "Print the contents of segment, index, snapshot and checkpoint files.",

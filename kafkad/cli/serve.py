@@ -69,16 +69,10 @@ def command(
       kafkad serve --data-dir /var/lib/kafkad --listen 0.0.0.0:9092 --override num.partitions=8
       kafkad serve /etc/kafka/server.properties
     """
+    from kafkad.cli.start_checks import check_start
     from kafkad.config.broker import BrokerConfig, ConfigError
-    from kafkad.config.served import check_served, check_workers, ignored, is_alone
-    from kafkad.security.authorizer import authorizer_settings
-    from kafkad.security.listeners import controller_listeners
-    from kafkad.security.principal_rules import principal_rules
-    from kafkad.security.tls import check_controllers, tls_contexts
-    from kafkad.server.authentication import read_bytes
+    from kafkad.config.served import check_workers, ignored
     from kafkad.server.cores import usable_cores
-    from kafkad.server.kerberos import check_keytabs
-    from kafkad.server.node_links import check_links
     from kafkad.server.stderr import StderrHandler, open_standard_streams
 
     open_standard_streams()
@@ -93,17 +87,8 @@ def command(
         if listen is not None:
             overrides |= listen_on(listen, properties, overrides)
         config = BrokerConfig.load(properties, overrides)
-        check_served(config)
+        check_start(config)
         workers = check_workers(config, workers, min(usable_cores(), WORKERS_MAX))
-        check_keytabs(config)
-        tls_contexts(config, read_bytes)
-        principal_rules(config)
-        if not is_alone(config):
-            check_links(config, read_bytes)
-            controller_listeners(config)
-            check_controllers(config, read_bytes)
-            principal_rules(config, config.controller_endpoints)
-        authorizer_settings(config)
     except OSError as trouble:
         end(f"{trouble.filename}: {trouble.strerror}", 2)
     except (ConfigError, ValueError) as wrong:

@@ -33,6 +33,7 @@ from rich.table import Table
 
 from bench import (
     cleaner,
+    cluster,
     durable,
     fetch,
     killed,
@@ -69,6 +70,7 @@ GROUPS: dict[str, Callable[[Bench], None]] = {
     "transactional ids": transactions.run_ids,
     "cleaner": cleaner.run_group,
     "old formats": old_formats.run_group,
+    "cluster": cluster.run_group,
     "restart": recovery.crash,
     "worker killed": killed.run,
     "recovery": recovery.recover,
@@ -86,6 +88,7 @@ QUICK = (
     "transactional ids",
     "cleaner",
     "old formats",
+    "cluster",
     "restart",
     "worker killed",
     "recovery",

@@ -61,6 +61,12 @@ IDS = "empty transactional ids"
 CLEAN_SMALL, CLEAN_LARGE = "clean 100 B records", "clean 1 KB records"
 CLEAN_COMPRESSED = {codec: f"clean 1 KB records, {codec}" for codec in ("gzip", "lz4", "zstd")}
 HELD_ALONE, BESIDE_CLEANER = "60 MB/s held, no cleaner at work", "60 MB/s held beside the cleaner"
+CLUSTER_64, CLUSTER_SMALL = (
+    "3 brokers, acks=all, 64 KB batches",
+    "3 brokers, acks=all, 16 KB batches of 100 B",
+)
+CLUSTER_HELD = "3 brokers, acks=all, 20 MB/s held, 16 KB batches"
+CLUSTER_CATCH_UP, CLUSTER_IDLE = "3 brokers, catch-up of a follower", "3 brokers idle, 1,000 partitions each"
 CONNECTIONS_ALONE = "50 busy connections alone"
 CONNECTIONS_MANY = "50 busy of 10,000 connections"
 
@@ -119,6 +125,14 @@ BOUNDS = (
       for load in ("produce", "fetch") for codec in ("none", "gzip")),
     *(Bound(old_format(load, codec),           "MB more",        MOST,  OLD_MB_MORE, ABSOLUTE)
       for load in ("produce", "fetch") for codec in ("none", "gzip")),
+    Bound(CLUSTER_64,                          "MB/s",           LEAST, 2.5),
+    Bound(CLUSTER_64,                          "CPU s/GB",       MOST,  1 / 3),
+    Bound(CLUSTER_SMALL,                       "MB/s",           LEAST, 3),
+    Bound(CLUSTER_SMALL,                       "CPU s/GB",       MOST,  1 / 4),
+    Bound(CLUSTER_HELD,                        "p50 ms",         MOST,  1 / 2),
+    Bound(CLUSTER_HELD,                        "p99 ms",         MOST,  1 / 2),
+    Bound(CLUSTER_CATCH_UP,                    "MB/s",           LEAST, 2),
+    Bound(CLUSTER_IDLE,                        "PSS MB a broker", MOST, 1 / 6),
     Bound(RECOVERY,                            "GB/s",           LEAST, 2, ABSOLUTE),
     Bound(KILLED,                              "last ack ms",    MOST,  1000, ABSOLUTE),
     Bound(KILLED,                              "last fetch ms",  MOST,  1000, ABSOLUTE),

@@ -32,6 +32,7 @@ JVM_OPTIONS = [
     "-XX:MaxInlineLevel=15",
     "-Djava.awt.headless=true",
 ]
+CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
 READY_SECONDS_MAX = 300
 CREATED_MAX = 5000  # partitions in one request: Kafka's controller takes 10,000 records at once
 # as a user's shell: byte code of the second start on is cached
@@ -77,20 +78,29 @@ class Process(ABC):
     @abstractmethod
     def command(self) -> list[str]: ...
 
+    def prepare(self) -> None:
+        """Before a start."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.port = self.port or free_port()
+
     def start(self, topics: dict[str, int] | None = None) -> float:
         """Seconds to the first answered Metadata, and until the partitions of `topics` (name -> count)
         answer ListOffsets."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self.port = self.port or free_port()
+        begun = self.launch()
+        self.wait_ready(begun)
+        for name, count in (topics or {}).items():
+            self.wait_partitions(name, count)
+        return time.perf_counter() - begun
+
+    def launch(self) -> float:
+        """Start the process. Returns when, by time.perf_counter."""
+        self.prepare()
         log = open(self.directory.parent / f"{self.directory.name}.out", "ab")  # noqa: SIM115  the child keeps it
         command = self.command()
         begun = time.perf_counter()
         self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=ENVIRONMENT)
         log.close()
-        self.wait_ready(begun)
-        for name, count in (topics or {}).items():
-            self.wait_partitions(name, count)
-        return time.perf_counter() - begun
+        return begun
 
     def wait_ready(self, begun: float) -> None:
         while time.perf_counter() - begun < READY_SECONDS_MAX:
@@ -255,19 +265,11 @@ class Jvm(Process):
         path.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
         return path
 
-    def start(self, topics: dict[str, int] | None = None) -> float:
-        self.port = self.port or free_port()
-        self.directory.mkdir(parents=True, exist_ok=True)
+    def prepare(self) -> None:
+        super().prepare()
         if not (self.directory / "meta.properties").exists():
-            command = [
-                *self.java(["-Xmx256M"]),
-                "kafka.tools.StorageTool",
-                "format",
-                "-t",
-                "MkU3OEVBNTcwNTJENDM2Qg",
-            ]
+            command = [*self.java(["-Xmx256M"]), "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID]
             subprocess.run([*command, "-c", str(self.properties())], check=True, capture_output=True)
-        return super().start(topics)
 
     def command(self) -> list[str]:
         return [*self.java([*self.heap, *JVM_OPTIONS]), "kafka.Kafka", str(self.properties())]

@@ -5,12 +5,16 @@ Kafka unless --no-kafka. A producer (librdkafka, acks=all, idempotent) sends a r
 every 5 ms, and a consumer reads them. Each round has four events, and waits after each until all replicas are
 in sync:
 
-    SIGTERM           the node that leads the quorum, and another one: controlled shutdown; then its start
+    SIGTERM           the node that leads the quorum, and another one: controlled shutdown
     kill -9           another node, and the one that leads the quorum
+    start             of the node again, after each of these; then preferred leaders are elected
 
 A pause is the longest time between two acknowledgements, or two records that are read, of one partition: of
 the worst partition in one event. The table has the median and the worst of all rounds, and the number of
-the clients' errors."""
+the clients' errors.
+
+What a leader refuses librdkafka sends again after retry.backoff.ms, which is 100 +- 20 ms: less than that it
+cannot show of any broker. With `--retry-backoff 1` the table shows the brokers' own pauses."""
 
 import argparse
 import contextlib
@@ -48,6 +52,7 @@ DEFAULTS = {
 }
 QUIET: dict[str, Any] = {"log_level": 0, "error_cb": lambda error: None}
 EVENTS = ("SIGTERM", "SIGTERM, leads the quorum", "kill -9", "kill -9, leads the quorum")
+START = "start, preferred leaders"
 
 
 class Fleet(HandoverCluster):
@@ -89,11 +94,12 @@ class Fleet(HandoverCluster):
 class Clients:
     """`acked` and `read`: when, by partition."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, retry_backoff_ms: int) -> None:
         self.acked: dict[int, list[float]] = defaultdict(list)
         self.read: dict[int, list[float]] = defaultdict(list)
         self.errors: list[str] = []
         self._bootstrap = bootstrap
+        self._retry_backoff_ms = retry_backoff_ms
         self._ended = threading.Event()
         self._threads = [threading.Thread(target=work) for work in (self._produce, self._consume)]
 
@@ -110,6 +116,7 @@ class Clients:
     def _produce(self) -> None:
         producer = Producer(
             {"bootstrap.servers": self._bootstrap, "acks": "all", "enable.idempotence": True, "linger.ms": 0}
+            | {"retry.backoff.ms": self._retry_backoff_ms}
             | QUIET
         )
 
@@ -149,7 +156,8 @@ def longest_pause(times: dict[int, list[float]], begun: float, ended: float) -> 
     return worst * 1000
 
 
-def happens(fleet: Fleet, event: str) -> None:
+def happens(fleet: Fleet, event: str) -> Iterator[str]:
+    """Each part of it, when it is over."""
     leader = fleet.leader_of_the_quorum()
     others = [number for number in fleet.nodes if number != leader]
     node: Node = fleet.nodes[leader if "leads" in event else others[0]]
@@ -158,14 +166,16 @@ def happens(fleet: Fleet, event: str) -> None:
     process.send_signal(signal.SIGKILL if "kill" in event else signal.SIGTERM)
     process.wait(WAIT_S)
     time.sleep(AFTER_S if "SIGTERM" in event else 12.0 if node.kind == JVM else AFTER_S)
+    yield event
     node.start(node.kind)
     fleet.all_whole()
     admin = AdminClient({"bootstrap.servers": fleet.bootstrap} | QUIET)
     admin.elect_leaders(ElectionType.PREFERRED, None).result(WAIT_S)
     time.sleep(AFTER_S)
+    yield START
 
 
-def rounds_of(kind: str, rounds: int) -> Iterator[tuple[str, float, float, int]]:
+def rounds_of(kind: str, rounds: int, retry_backoff_ms: int) -> Iterator[tuple[str, float, float, int]]:
     """(event, pause of the producer, of the consumer, errors)."""
     with (
         tempfile.TemporaryDirectory(prefix="failover-", dir="/dev/shm") as path,
@@ -174,15 +184,15 @@ def rounds_of(kind: str, rounds: int) -> Iterator[tuple[str, float, float, int]]
         admin = AdminClient({"bootstrap.servers": fleet.bootstrap} | QUIET)
         admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3)])[TOPIC].result(WAIT_S)
         fleet.all_whole()
-        with Clients(fleet.bootstrap) as clients:
+        with Clients(fleet.bootstrap, retry_backoff_ms) as clients:
             time.sleep(5.0)
-            for _ in range(rounds):
-                for event in EVENTS:
-                    before, begun = len(clients.errors), time.monotonic() - BEFORE_S
-                    happens(fleet, event)
+            for event in EVENTS * rounds:
+                before, begun = len(clients.errors), time.monotonic() - BEFORE_S
+                for part in happens(fleet, event):
                     ended = time.monotonic() - BEFORE_S  # what is on its way is no pause
                     pauses = [longest_pause(each, begun, ended) for each in (clients.acked, clients.read)]
-                    yield event, pauses[0], pauses[1], len(clients.errors) - before
+                    yield part, pauses[0], pauses[1], len(clients.errors) - before
+                    before, begun = len(clients.errors), ended
             for error in sorted(set(clients.errors)):
                 print(f"an error of a client of {kind}: {error}")
 
@@ -191,13 +201,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.failover", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-kafka", action="store_true", help="kafkad alone")
+    parser.add_argument("--no-kafkad", action="store_true", help="JVM Kafka alone")
+    parser.add_argument("--retry-backoff", type=int, default=100, metavar="MS", help="of the producer")
     options = parser.parse_args()
     print(
         "| event | nodes | producer: median, worst | consumer: median, worst | errors |\n" + "|---" * 5 + "|"
     )
-    for kind in (KAFKAD,) if options.no_kafka else (KAFKAD, JVM):
+    for kind in (KAFKAD,) if options.no_kafka else (JVM,) if options.no_kafkad else (KAFKAD, JVM):
         found = defaultdict(list)
-        for event, *figures in rounds_of(kind, options.rounds):
+        for event, *figures in rounds_of(kind, options.rounds, options.retry_backoff):
             found[event].append(figures)
         for event, rows in found.items():
             produced, read, errors = zip(*rows, strict=True)

@@ -90,7 +90,8 @@ class Heartbeats:
         return None
 
     def end_session(self, broker: BrokerKey) -> None:
-        """It is known to be dead: another incarnation may register."""
+        """It is known to be dead, or has been told to stop: another incarnation may register. (Kafka waits
+        for the end of the session of one that has stopped.)"""
         self._contacts.pop(broker, None)
 
     def next_expiry_ms(self, now_ms: int) -> int | None:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tests.sim.controller_world import Controllers
+from tests.sim.controller_world import SESSION_MS, Controllers
 
 
 @pytest.fixture(autouse=True)
@@ -120,3 +120,18 @@ def test_a_broker_that_is_fenced_by_mistake_is_unfenced_by_its_next_heartbeat():
     assert controller.head.brokers[1].fenced
     world.run(2_000)
     assert not controller.image.brokers[1].fenced and world.brokers[1].epoch == epoch
+
+
+def test_a_broker_that_was_told_to_stop_may_register_before_its_session_would_have_ended():
+    world = Controllers(1, voters=1, brokers=3)
+    world.run(8_000)
+    broker = world.brokers[1]
+    before = broker.epoch
+    assert before >= 0
+    broker.leaving = True
+    while broker.alive:
+        world.run(10)
+        assert world.now < 60_000
+    world.start_broker(1)
+    world.run(SESSION_MS // 2)
+    assert broker.epoch > before

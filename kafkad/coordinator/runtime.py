@@ -256,7 +256,7 @@ class GroupCoordinator:
     def describe(self, group_id: str | None, version: int) -> Any:
         """Return a DescribeGroupsResponse.Groups."""
         try:
-            group = self._shard(group_id).groups.get(group_id or "")
+            group = self._shard(group_id).seen(group_id or "")
         except KafkaError as refused:
             return messages.DescribeGroupsResponse.Groups(group_id=group_id or "", error_code=refused.code)
         if group is not None:
@@ -281,7 +281,7 @@ class GroupCoordinator:
         if types and CLASSIC not in {kind.strip().lower() for kind in types}:
             return response
         for shard in list(self.shards.values()):
-            for number, group in enumerate(list(shard.groups.values())):
+            for number, group in enumerate(shard.all_seen()):
                 if number % AT_ONCE == 0:
                     yield
                 if wanted_states and group.state.lower() not in wanted_states:

@@ -5,6 +5,10 @@
 Answers keep the order of appends. `writes` has what is appended but not durable yet. Deletions check it, too,
 because a commit that is being written would otherwise survive the deletion of its group.
 
+Reads see what is durable, and wait for nothing: a group whose first record is being written is not there yet
+(`_unseen`), and one whose tombstone is being written still is (`_leaving`). Requests that change a group see
+it as it will be, `groups`.
+
 Beware: `storage.append` may call back before it returns. After an append, no code here changes state that the
 callback could have needed."""
 
@@ -70,7 +74,7 @@ NO_TRANSACTION = (Admission.PLAIN, 0)  # and no guard
 class Write:
     """A batch that is being written: its changes of the offsets, and its callback."""
 
-    __slots__ = ("base_offset", "changes", "code", "ended", "is_late", "producer_id", "waiting")
+    __slots__ = ("base_offset", "changes", "code", "ended", "is_late", "producer_id", "settled", "waiting")
 
     def __init__(
         self,
@@ -78,8 +82,10 @@ class Write:
         done: Done | None,
         ended: tuple[int, bool] | None = None,
         producer_id: int | None = None,
+        settled: Done | None = None,
     ) -> None:
         self.changes = changes  # changes by its records, in order
+        self.settled = settled  # is told the outcome, also where the time of those who wait is up
         self.producer_id = producer_id  # for a commit in a transaction
         self.ended = ended  # for a marker: the transaction's producer, and whether it was committed
         self.base_offset = -1
@@ -95,6 +101,8 @@ class Shard:
         self.index = index
         self.groups: dict[str, ClassicGroup] = {}
         self.offsets = Offsets()
+        self._unseen: set[ClassicGroup] = set()  # no record of them is durable
+        self._leaving: dict[str, ClassicGroup] = {}  # their tombstones are not durable
         self.writes: deque[Write] = deque()
         self.loading = True
         self.closed = False
@@ -129,7 +137,8 @@ class Shard:
 
     def store(self, group: ClassicGroup, assignments: dict[str, bytes], done: Done) -> None:
         entry = (records.group_key(group.group_id), records.group_value(group, assignments))
-        self.append([entry], done=done)
+        _, settled = self.to_commit(group.group_id) if group in self._unseen else (group, None)
+        self.append([entry], done=done, settled=settled)
 
     # -- writing
 
@@ -139,12 +148,14 @@ class Shard:
         changes: Sequence[tuple[Key, CommittedOffset | None]] = (),
         done: Done | None = None,
         *,
+        settled: Done | None = None,
         producer: tuple[int, int] | None = None,
         admitted: tuple[Admission, int] = NO_TRANSACTION,
     ) -> None:
         """One batch. When it is durable `changes` are applied and `done(NONE)` called; else `done(error
-        code)`. producer: id and epoch, if the changes wait for the end of its transaction; it was admitted
-        with that admission and guard."""
+        code)`. `settled`: the same, but where the time of an append is up it hears what came of it after
+        all, and nothing if the shard is closed. producer: id and epoch, if the changes wait for the end of
+        its transaction; it was admitted with that admission and guard."""
         if self.closed:
             if done is not None:
                 done(errors.NOT_COORDINATOR)
@@ -156,7 +167,7 @@ class Shard:
         else:
             producer_id, epoch = producer
             batch = build_batch(listed, producer_id=producer_id, producer_epoch=epoch, transactional=True)
-        write = Write(changes, done, producer_id=producer_id)
+        write = Write(changes, done, producer_id=producer_id, settled=settled)
         self.writes.append(write)
         self._coordinator.storage.append(
             self.index, batch, lambda code, base_offset: self._appended(write, code, base_offset), admitted
@@ -198,6 +209,8 @@ class Shard:
             outcome = APPEND_ERRORS.get(first.code or 0, first.code or 0)
             if outcome == errors.NONE:
                 self._apply(first)
+            if first.settled is not None:
+                first.settled(outcome)
             for done in first.waiting:
                 done(outcome)
 
@@ -256,19 +269,20 @@ class Shard:
             self.append(entries, changes, done)
 
     def _delete_group(self, group: ClassicGroup, done: Done | None = None) -> None:
-        """Delete a group's offsets, then the group. It disappears at once, and returns if the write fails."""
+        """Delete a group's offsets, then the group. It returns if the write fails."""
         keys = sorted({*self.offsets.keys_of_group(group.group_id), *self.keys_on_their_way(group.group_id)})
 
-        def deleted(code: int) -> None:
+        def settled(code: int) -> None:
+            if self._leaving.get(group.group_id) is group:
+                del self._leaving[group.group_id]
             if code:
                 self.groups.setdefault(group.group_id, group)
-            if done is not None:
-                done(code)
 
         del self.groups[group.group_id]
+        self._leaving.setdefault(group.group_id, group)
         group.cancel_timers()
         self._append_tombstones(keys)
-        self.append([(records.group_key(group.group_id), None)], done=deleted)
+        self.append([(records.group_key(group.group_id), None)], done=done, settled=settled)
 
     # -- reading the log
 
@@ -361,6 +375,8 @@ class Shard:
         return self._close_steps(code)
 
     def _close_steps(self, code: int) -> Iterator[None]:
+        self._unseen.clear()
+        self._leaving.clear()
         while self.groups:
             _, group = self.groups.popitem()
             group.close(code)
@@ -370,6 +386,41 @@ class Shard:
         self.replay = Replay()
 
     # -- groups
+
+    def seen(self, group_id: str) -> ClassicGroup | None:
+        """The group as reads see it."""
+        group = self._leaving.get(group_id) or self.groups.get(group_id)
+        return None if group in self._unseen else group
+
+    def all_seen(self) -> list[ClassicGroup]:
+        if not self._unseen and not self._leaving:
+            return list(self.groups.values())
+        found = (self.seen(group_id) for group_id in dict.fromkeys((*self.groups, *self._leaving)))
+        return [group for group in found if group is not None]
+
+    def to_commit(self, group_id: str) -> tuple[ClassicGroup, Done | None]:
+        """The group of a commit that is about to be appended, made if it is not there, and what is to hear of
+        that append. A group that no commit has made durable goes again."""
+        group = self.groups.get(group_id)
+        if group is None:
+            group = self.groups[group_id] = ClassicGroup(group_id, self, state_timestamp_ms=self.now_ms())
+            self._unseen.add(group)
+        elif group not in self._unseen:
+            return group, None
+        made = group
+
+        def settled(code: int) -> None:
+            if not code:
+                self._unseen.discard(made)
+            elif (
+                made in self._unseen
+                and self.groups.get(group_id) is made
+                and not (made.members or made.pending_join or self.keys_on_their_way(group_id))
+            ):
+                del self.groups[group_id]
+                self._unseen.discard(made)
+
+        return group, settled
 
     def join(self, request: Any, version: int, client_id: str, client_host: str, reply: Reply) -> None:
         group = self.groups.get(request.group_id)
@@ -391,8 +442,11 @@ class Shard:
                 if self.groups.get(group.group_id) is group:
                     del self.groups[group.group_id]
 
+        self._unseen.add(group)
         self.append(
-            [(records.group_key(group.group_id), records.new_group_value(first_state_ms))], done=created
+            [(records.group_key(group.group_id), records.new_group_value(first_state_ms))],
+            done=created,
+            settled=lambda _: self._unseen.discard(group),
         )
 
     def sync(self, request: Any, reply: Reply) -> None:
@@ -475,10 +529,12 @@ class Shard:
         if code:
             reply((yield from commit_error(request, code)))
             return
-        group = self.groups.get(group_id)
-        if group is None:
-            group = self.groups[group_id] = ClassicGroup(group_id, self, state_timestamp_ms=self.now_ms())
-        group.touch(request.member_id)
+        settled: Done | None = None
+        if entries:
+            group, settled = self.to_commit(group_id)
+            group.touch(request.member_id)
+        elif group_id in self.groups:
+            self.groups[group_id].touch(request.member_id)
 
         def committed_or_not(code: int) -> None:
             if code:
@@ -488,7 +544,7 @@ class Shard:
             reply(response)
 
         if entries:
-            self.append(entries, changes, committed_or_not)
+            self.append(entries, changes, committed_or_not, settled=settled)
         else:
             self.after_writes(committed_or_not)
 
@@ -505,8 +561,7 @@ class Shard:
     def fetch(self, asked: Any, require_stable: bool) -> Generator[None, None, Any]:
         """Return the committed offsets of one group for the requested topics, or all with null topics. In
         steps."""
-        group = self.groups.get(asked.group_id)
-        known = {} if group is None or group.state is State.DEAD else self.offsets.of_group(asked.group_id)
+        known = self.offsets.of_group(asked.group_id)
         answer = messages.OffsetFetchResponse.Groups(group_id=asked.group_id)
         if asked.topics is None:
             wanted: Iterable[tuple[str, bytes, list[int]]] = [

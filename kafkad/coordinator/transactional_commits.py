@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from kafkad.coordinator import records
 from kafkad.coordinator.admission import COMMIT_ADDS_FROM, Gate
 from kafkad.coordinator.admission import commit_error as for_client
-from kafkad.coordinator.group import ClassicGroup
 from kafkad.coordinator.member import Reply
 from kafkad.coordinator.offsets import Key
 from kafkad.coordinator.records import CommittedOffset, Entry
@@ -141,15 +140,16 @@ def _commit(shard: "Shard", request: Any, admission: Admission, guard: int, repl
     if code:
         reply(code)
         return
-    if group_id not in shard.groups:
-        shard.groups[group_id] = ClassicGroup(group_id, shard, state_timestamp_ms=now_ms)
 
     def stored(code: int) -> None:
         reply(code or response)
 
     if entries:
         producer = request.producer_id, request.producer_epoch
-        shard.append(entries, changes, stored, producer=producer, admitted=(admission, guard))
+        _, settled = shard.to_commit(group_id)
+        shard.append(
+            entries, changes, stored, settled=settled, producer=producer, admitted=(admission, guard)
+        )
     else:
         shard.after_writes(stored)
 

@@ -9,12 +9,15 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
+from kafkad.protocol import codec, errors, messages
 from tests.member_cluster import WAIT_S, MemberCluster, wait_until
+from tests.wire import Wire
 
 OFFSETS, STATE = "__consumer_offsets", "__transaction_state"
 CONFIG = {
     "offsets.topic.num.partitions": 1,
     "offsets.topic.replication.factor": 3,
+    "offsets.commit.timeout.ms": 30_000,  # of commits that wait for followers that a test has stopped
     "transaction.state.log.num.partitions": 1,
     "transaction.state.log.replication.factor": 3,
     "transaction.state.log.min.isr": 2,
@@ -158,6 +161,80 @@ def test_a_group_goes_on_when_its_coordinator_is_killed_is_stopped_and_leads_aga
     cluster.whole(OFFSETS)
     consumer.close()
     assert committed_total(cluster, "readers") == 90
+
+
+def commit_of(group, offset):
+    cls = messages.OffsetCommitRequest
+    part = cls.Topics.Partitions(partition_index=0, committed_offset=offset)
+    return cls(
+        group_id=group, generation_id_or_member_epoch=-1, topics=[cls.Topics(name="data", partitions=[part])]
+    )
+
+
+def fetch_of(group, *, stable=False):
+    cls = messages.OffsetFetchRequest
+    asked = cls.Groups(group_id=group, topics=[cls.Groups.Topics(name="data", partition_indexes=[0])])
+    return cls(groups=[asked], require_stable=stable)
+
+
+def offset_in(answer):
+    (group,) = answer.groups
+    (part,) = group.topics[0].partitions
+    assert group.error_code == part.error_code == 0
+    return part.committed_offset
+
+
+def answer_of(wire, cls, version):
+    _, answer = codec.decode_response(cls, version, wire.read_frame())
+    return answer
+
+
+def test_reads_show_what_is_committed_and_wait_for_nothing_while_followers_are_deaf(cluster, places):
+    at = cluster.members[places.groups].bootstrap
+    deaf = [each.process.pid for number, each in cluster.members.items() if number != places.groups]
+    with (
+        Wire(at, WAIT_S) as reader,
+        Wire(at, WAIT_S) as old,
+        Wire(at, WAIT_S) as new,
+        Wire(at, WAIT_S) as sure,
+    ):
+
+        def written():
+            cls = messages.DescribeLogDirsRequest
+            answer = reader.ask(cls(topics=[cls.Topics(topic=OFFSETS, partitions=[0])]), 4)
+            return answer.results[0].topics[0].partitions[0].partition_size
+
+        def known(group):
+            (found,) = reader.ask(messages.DescribeGroupsRequest(groups=[group]), 6).groups
+            listed = reader.ask(messages.ListGroupsRequest(), 4).groups
+            assert (group in [each.group_id for each in listed]) == (found.error_code == 0)
+            return found.error_code, found.group_state
+
+        assert old.ask(commit_of("watched", 5), 8).topics[0].partitions[0].error_code == 0
+        before = written()
+        try:
+            for process in deaf:
+                os.kill(process, signal.SIGSTOP)
+            old.send(commit_of("watched", 7), 8)
+            wait_until(lambda: written() > before, cluster.logs)
+            before = written()
+            new.send(commit_of("fresh", 1), 8)
+            wait_until(lambda: written() > before, cluster.logs)
+            sure.send(fetch_of("watched", stable=True), 8)
+            assert offset_in(reader.ask(fetch_of("watched"), 8)) == 5
+            assert offset_in(reader.ask(fetch_of("fresh"), 8)) == -1
+            assert known("watched") == (0, "Empty")
+            assert known("fresh") == (errors.GROUP_ID_NOT_FOUND, "Dead")
+        finally:
+            for process in deaf:
+                os.kill(process, signal.SIGCONT)
+        for wire in (old, new):
+            answer = answer_of(wire, messages.OffsetCommitResponse, 8)
+            assert answer.topics[0].partitions[0].error_code == 0
+        assert offset_in(answer_of(sure, messages.OffsetFetchResponse, 8)) == 7
+        assert offset_in(reader.ask(fetch_of("watched"), 8)) == 7
+        assert known("fresh") == (0, "Empty")
+    cluster.whole(OFFSETS)
 
 
 def insist(act, logs):

@@ -73,7 +73,7 @@ def command(
     from kafkad.config.broker import BrokerConfig, ConfigError
     from kafkad.config.served import check_workers, ignored
     from kafkad.server.cores import usable_cores
-    from kafkad.server.stderr import StderrHandler, open_standard_streams
+    from kafkad.server.stderr import OneLine, StderrHandler, open_standard_streams
 
     open_standard_streams()
     overrides = parse_overrides(override)
@@ -93,11 +93,9 @@ def command(
         end(f"{trouble.filename}: {trouble.strerror}", 2)
     except (ConfigError, ValueError) as wrong:
         end(str(wrong), 2)
-    logging.basicConfig(
-        level=log_level.upper(),
-        handlers=[StderrHandler(shared=workers > 1)],
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-    )
+    handler = StderrHandler(shared=workers > 1)
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    logging.basicConfig(level=log_level.upper(), handlers=[handler])
     logger = logging.getLogger("kafkad")
     if config.unknown_keys:
         logger.warning("unknown configuration keys: %s", ", ".join(sorted(config.unknown_keys)))

@@ -5,6 +5,9 @@ A pipe or socket that is ready takes at least PIPE_BUF bytes at once, so output 
 the descriptor is polled before each. It is not made non-blocking, because it is shared with the process that
 passed it to us. Several workers write one after the other, under a lock that is released if its holder dies.
 Without the lock another worker could fill the room that one has found.
+
+A record is one line, and the stack of an exception behind it. Names that clients choose (users, mechanisms,
+client ids) are part of many records, and must not forge others or control a terminal: OneLine escapes them.
 """
 
 import fcntl
@@ -24,6 +27,18 @@ def open_standard_streams() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(fd, True)
     os.close(fd)
+
+
+class OneLine(logging.Formatter):
+    """Escapes what is not printable in a message."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        if not record.message.isprintable():
+            record.message = "".join(
+                it if it.isprintable() else it.encode("unicode_escape").decode("ascii")
+                for it in record.message
+            )
+        return super().formatMessage(record)
 
 
 class StderrHandler(logging.Handler):

@@ -132,7 +132,7 @@ BOUNDS = (
     Bound(CLUSTER_HELD,                        "p50 ms",         MOST,  1 / 2),
     Bound(CLUSTER_HELD,                        "p99 ms",         MOST,  1 / 2),
     Bound(CLUSTER_CATCH_UP,                    "MB/s",           LEAST, 2),
-    Bound(CLUSTER_IDLE,                        "PSS MB a broker", MOST, 1 / 6),
+    Bound(CLUSTER_IDLE,                        "PSS MB",         MOST,  1 / 6),
     Bound(RECOVERY,                            "GB/s",           LEAST, 2, ABSOLUTE),
     Bound(KILLED,                              "last ack ms",    MOST,  1000, ABSOLUTE),
     Bound(KILLED,                              "last fetch ms",  MOST,  1000, ABSOLUTE),

@@ -294,4 +294,4 @@ def idle(bench: Bench, trio: Trio) -> dict[str, float]:
     for topic in topics:
         trio.delete_topic(topic)
     time.sleep(SETTLE_SECONDS)
-    return {"PSS MB a broker": megabytes, "% of a core a broker": percent}
+    return {"PSS MB": megabytes, "% of a core": percent}

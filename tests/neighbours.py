@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kafkad.protocol import messages
+from tests.tls_wire import TlsWire, trusting
 from tests.wire import Wire, batch, produce_request
 
 TOPIC = "neighbours"
@@ -23,12 +24,13 @@ STOPPED_S = 30.0  # then the broker is taken for stopped
 
 
 class Neighbours:
-    """`begin()`, then `worst()`: (seconds, of which ping) since. They ping in between only."""
+    """`begin()`, then `worst()`: (seconds, of which ping) since. They ping in between only. `tls`: a TLS
+    port, and the directory of tests/certificates.py; as many ping there, too."""
 
-    def __init__(self, bootstrap: str, pids: list[int]) -> None:
+    def __init__(self, bootstrap: str, pids: list[int], tls: tuple[int, Path] | None = None) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
-        self.process = context.Process(target=_serve, args=(bootstrap, pids, theirs), daemon=True)
+        self.process = context.Process(target=_serve, args=(bootstrap, pids, theirs, tls), daemon=True)
         self.process.start()
         self._told()
 
@@ -55,9 +57,9 @@ class Neighbours:
         return told
 
 
-def _serve(bootstrap: str, pids: list[int], pipe: Any) -> None:
+def _serve(bootstrap: str, pids: list[int], pipe: Any, tls: tuple[int, Path] | None) -> None:
     try:
-        pings = Pings(bootstrap, pids)
+        pings = Pings(bootstrap, pids, tls)
         pipe.send(None)
         pinging = False
         while True:
@@ -77,14 +79,17 @@ def _serve(bootstrap: str, pids: list[int], pipe: Any) -> None:
 
 
 class Pings:
-    def __init__(self, bootstrap: str, pids: list[int]) -> None:
+    def __init__(self, bootstrap: str, pids: list[int], tls: tuple[int, Path] | None) -> None:
         self.worst = (0.0, "")
         paths = [f"/proc/{pid}/task/{pid}/schedstat" for pid in pids]
         self.delays = [Path(path) for path in (*paths, "/proc/thread-self/schedstat")]
         record = bytes(batch(b"ping"))
         self.asked: list[tuple[str, Wire, Any, int]] = []
-        for number in range(len(pids)):
-            wire = Wire(bootstrap, STOPPED_S)  # a connection goes to the worker that has fewest
+        # a connection goes to the worker that has fewest
+        wires = [Wire(bootstrap, STOPPED_S) for _ in pids]
+        if tls is not None:
+            wires += [TlsWire(tls[0], trusting(tls[1]), STOPPED_S) for _ in pids]
+        for number, wire in enumerate(wires):
             name = f"connection {number}"
             self.asked.append((f"{name}: ApiVersions", wire, messages.ApiVersionsRequest(), 0))
             for partition in range(PARTITIONS):

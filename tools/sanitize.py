@@ -31,6 +31,7 @@ UNITS = (
     " reactor_old_fetch reactor_produce reactor_steady record_columns record_encode records"
     " segment_scan topic_rights unpacking unpacking_stress value_fuzz value_options watermarks"
 )
+MORE = ("tests/fuzz/test_login_fuzz.py",)  # with brokers of this build
 # what measures time or memory says nothing of this build
 NOT = (
     "gives_the_arena_back or bomb_costs or no_buffer_stays_behind or short_turns"
@@ -104,10 +105,10 @@ def tested(arguments: list[str]) -> int:
     subprocess.run([sys.executable, "-c", SEEN], env=environment, stderr=subprocess.DEVNULL)
     if not reports():
         sys.exit("the sanitizers are not at work: they do not see a write behind the end of a buffer")
-    files = [f"tests/unit/test_{name}.py" for name in UNITS.split()]
+    files = [*(f"tests/unit/test_{name}.py" for name in UNITS.split()), *MORE]
     missing = [name for name in files if not (COPY / name).exists()]
     if missing:
-        sys.exit(f"UNITS names tests that are not there: {', '.join(missing)}")
+        sys.exit(f"UNITS or MORE names tests that are not there: {', '.join(missing)}")
     command = [
         sys.executable,
         "-m",

@@ -3,8 +3,6 @@ several workers, and those who misbehave beside those who do not."""
 
 import asyncio
 import contextlib
-import ctypes
-import ctypes.util
 import os
 import socket
 import ssl
@@ -23,6 +21,7 @@ from kafkad.testing import Broker
 from tests.certificates import PASSWORD, make_stores, openssl
 from tests.clients import wait_until
 from tests.jvm import JvmKafka, free_port, run_tool
+from tests.tls_wire import KeyUpdates, TlsWire, trusting
 from tests.wire import Wire
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
@@ -99,21 +98,6 @@ def jvm(tmp_path_factory, stores):
     kafka.properties.write_text("".join(f"{key}={value}\n" for key, value in kafka.config.items()))
     with kafka:
         yield kafka
-
-
-class TlsWire(Wire):
-    def __init__(self, port: int, context: ssl.SSLContext) -> None:
-        super().__init__(f"127.0.0.1:{port}")
-        self.socket = context.wrap_socket(self.socket, server_hostname="127.0.0.1")
-
-
-def trusting(stores, own: str | None = None, versions=()) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=stores / "ca.pem")
-    if own:
-        context.load_cert_chain(stores / f"{own}.pem")
-    if versions:
-        context.minimum_version, context.maximum_version = versions
-    return context
 
 
 def attempt(stores, port: int, own: str | None = None, versions=()) -> str:
@@ -282,11 +266,14 @@ class Neighbour(threading.Thread):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.done.set()
-        self.join()
-        for wire in self.wires:
-            wire.socket.close()
-        assert len(self.waits) > 20
+        try:
+            wait_until(lambda: len(self.waits) > 20 or not self.is_alive())
+        finally:
+            self.done.set()
+            self.join()
+            for wire in self.wires:
+                wire.socket.close()
+        assert len(self.waits) > 20, "a neighbour was not served"
         # Other processes have the cores, too, for a moment: the broker's own bound is that of nearly all.
         assert sorted(self.waits)[len(self.waits) * 9 // 10] <= NEIGHBOUR_S, sorted(self.waits)[-10:]
 
@@ -399,60 +386,6 @@ def test_a_client_cannot_begin_anew(broker, stores):
     said = done.stdout + done.stderr
     assert b"RENEGOTIATING" in said
     assert b"no renegotiation" in said, said[-2000:]
-
-
-class KeyUpdates:
-    """A client of TLS 1.3 by libssl itself, since Python's ssl has no KeyUpdate. What it says goes into
-    `said` first, so that thousands can be sent at once."""
-
-    def __init__(self, port: int) -> None:
-        self.lib = ctypes.CDLL(ctypes.util.find_library("ssl") or "libssl.so.3")
-        for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new", "BIO_s_mem", "BIO_new"):
-            getattr(self.lib, name).restype = ctypes.c_void_p
-        self.context = ctypes.c_void_p(self.lib.SSL_CTX_new(ctypes.c_void_p(self.lib.TLS_client_method())))
-        self.ssl = ctypes.c_void_p(self.lib.SSL_new(self.context))
-        self.heard, self.said = (
-            ctypes.c_void_p(self.lib.BIO_new(ctypes.c_void_p(self.lib.BIO_s_mem()))) for _ in range(2)
-        )
-        self.lib.SSL_set_bio(self.ssl, self.heard, self.said)
-        self.lib.SSL_set_connect_state(self.ssl)
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
-        while self.lib.SSL_do_handshake(self.ssl) != 1:
-            self.send()
-            self.hear()
-        self.send()
-
-    def send(self) -> None:
-        buffer = ctypes.create_string_buffer(1 << 16)
-        text = b""
-        while (count := self.lib.BIO_read(self.said, buffer, len(buffer))) > 0:
-            text += buffer.raw[:count]
-        self.socket.sendall(text)
-
-    def hear(self) -> None:
-        text = self.socket.recv(65536)
-        if not text:
-            raise ConnectionError
-        self.lib.BIO_write(self.heard, text, len(text))
-
-    def update(self, count: int, asking: bool) -> None:
-        for _ in range(count):
-            assert self.lib.SSL_key_update(self.ssl, int(asking)) == 1
-            assert self.lib.SSL_do_handshake(self.ssl) == 1
-
-    def ask(self) -> bytes:
-        frame = bytes.fromhex("0000000a0012000000000001ffff")
-        assert self.lib.SSL_write(self.ssl, frame, len(frame)) == len(frame)
-        self.send()
-        buffer = ctypes.create_string_buffer(1 << 16)
-        while (count := self.lib.SSL_read(self.ssl, buffer, len(buffer))) <= 0:
-            self.hear()
-        return buffer.raw[4:count]
-
-    def close(self) -> None:
-        self.socket.close()
-        self.lib.SSL_free(self.ssl)
-        self.lib.SSL_CTX_free(self.context)
 
 
 FLOODED = "changes keys or asks for handshakes again and again"

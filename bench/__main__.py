@@ -45,6 +45,7 @@ from bench import (
     scale,
     spark,
     spark_report,
+    tls,
     transactions,
 )
 from bench.bounds import OURS, Results, check
@@ -61,6 +62,10 @@ GROUPS: dict[str, Callable[[Bench], None]] = {
     "clients": mixed.clients,
     "transactions": transactions.run_group,
     "connections": scale.connections,
+    "tls": tls.run_group,
+    "login floods": tls.run_floods,
+    "tls idle": tls.run_idle,
+    "acls": tls.run_acls,
     "memory": recovery.memory,
     "workers": scale.workers,
     "retention": mixed.retention,
@@ -82,6 +87,10 @@ QUICK = (
     "fetch",
     "transactions",
     "connections",
+    "tls",
+    "login floods",
+    "tls idle",
+    "acls",
     "memory",
     "disk",
     "many partitions",
@@ -127,6 +136,8 @@ def arguments() -> argparse.ArgumentParser:
     add("--recovery-gb", type=float, default=6, help="of the recovery after kill -9")
     add("--partition-counts", type=numbers, default=(1, 1000, 5000, 10000))
     add("--connection-counts", type=numbers, default=(1000, 10000))
+    add("--tls-connections", type=int, default=5000, help="idle ones")
+    add("--acls", type=int, default=1000, help="that an authorizer has")
     add("--client-records", type=int, default=600_000, help="that each real client moves")
     add("--aborts", type=int, default=100_000, help="transactions that readers find aborted")
     add("--transactional-ids", type=int, default=100_000, help="that a broker finds at its start")

@@ -67,6 +67,17 @@ CLUSTER_64, CLUSTER_SMALL = (
 )
 CLUSTER_HELD = "3 brokers, acks=all, 20 MB/s held, 16 KB batches"
 CLUSTER_CATCH_UP, CLUSTER_IDLE = "3 brokers, catch-up of a follower", "3 brokers idle, 1,000 partitions each"
+HANDSHAKES = "TLS handshakes"
+FLOODS_ALONE = "20 MB/s held over TLS, no flood"
+FLOODS = {
+    "handshakes": "20 MB/s held over TLS beside 1,000 handshakes/s",
+    "PLAIN": "20 MB/s held over TLS beside 500 logins/s by PLAIN over TLS",
+    "SCRAM-SHA-256": "20 MB/s held over TLS beside 500 logins/s by SCRAM over TLS",
+    "refused": "20 MB/s held over TLS beside 500 wrong passwords/s over TLS",
+}
+STALL_MS = 5
+TLS_IDLE = "5,000 idle TLS connections"
+NO_ACLS, MANY_ACLS = "2 KB batches, no authorizer", "2 KB batches, 1,000 ACLs"
 CONNECTIONS_ALONE = "50 busy connections alone"
 CONNECTIONS_MANY = "50 busy of 10,000 connections"
 
@@ -95,6 +106,17 @@ BOUNDS = (
     Bound("fetch 64 KB responses",             "CPU s/GB",       MOST,  1 / 2.5),
     Bound("fetch 1 MB responses",              "MB/s",           LEAST, 0.9),
     Bound("fetch 1 MB responses",              "CPU s/GB",       MOST,  1),
+    Bound("fetch 64 KB responses over TLS",    "MB/s",           LEAST, 2),
+    Bound("fetch 64 KB responses over TLS",    "CPU s/GB",       MOST,  1 / 2.5),
+    Bound("fetch 1 MB responses over TLS",     "MB/s",           LEAST, 2),
+    Bound("fetch 1 MB responses over TLS",     "CPU s/GB",       MOST,  1 / 2.5),
+    Bound("produce 64 KB batches of 1 KB over TLS", "MB/s",      LEAST, 1.8),
+    Bound("produce 64 KB batches of 1 KB over TLS", "CPU s/GB",  MOST,  1 / 2.5),
+    Bound("produce 1 record of 100 B a batch over TLS", "requests/s", LEAST, 2),
+    Bound(TLS_IDLE,                            "PSS MB",         MOST,  1 / 3),
+    *(Bound(name,                              "p99 ms",         MOST,  STALL_MS, ABSOLUTE)
+      for name in FLOODS.values()),
+    Bound(MANY_ACLS,                           "CPU us/request", MOST,  1.03, NO_ACLS),
     Bound("disk, fsync before ack: 64 KB batches", "MB/s",       LEAST, 2.5),
     Bound("disk, fsync before ack: 64 KB batches", "MB/s",       LEAST, 0.6, "disk: 64 KB batches"),
     Bound("disk, fsync before ack: 2 KB batches, 50 conn.", "requests/s", LEAST, 3),

@@ -20,7 +20,7 @@ DRAIN_SECONDS_MAX = 120
 
 def timed(broker: Process, **options: Any) -> dict[str, float]:
     before = broker.cpu_seconds()
-    told = load(port=broker.port, **options)
+    told = load(**{"port": broker.port, **options})
     return figures(told, broker.cpu_seconds() - before)
 
 

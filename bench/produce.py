@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from bench import scenarios
 from bench.brokers import Bare, Process
@@ -27,7 +28,9 @@ LOW_TIMES = 3
 HIGH_SECONDS = 1.5  # at most
 
 
-def cell(bench: Bench, row: Produce, broker: Process, scenario: str = "") -> Cell:
+def cell(bench: Bench, row: Produce, broker: Process, scenario: str = "", **more: Any) -> Cell:
+    """`more`: options of load.c."""
+
     def run() -> dict[str, float]:
         options = bench.options
         seconds, rate = options.seconds, row.rate_mb_per_s
@@ -42,6 +45,7 @@ def cell(bench: Bench, row: Produce, broker: Process, scenario: str = "") -> Cel
             seconds=seconds,
             mb_max=options.mb_max,
             touched=partial(bench.touched, rate, seconds),
+            **more,
         )
         time.sleep(SETTLE_SECONDS)
         return figures

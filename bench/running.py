@@ -50,6 +50,8 @@ class Options:
     recovery_gb: float = 6
     partition_counts: tuple[int, ...] = (1, 1000, 5000, 10000)
     connection_counts: tuple[int, ...] = (1000, 10000)
+    tls_connections: int = 5000
+    acls: int = 1000
     client_records: int = 600_000
     aborts: int = 100_000
     transactional_ids: int = 100_000
@@ -97,16 +99,22 @@ class Bench:
     # -- brokers
 
     def lineup(
-        self, directory: Path, overrides: dict[str, str] | None = None, *, bare: bool = False
+        self,
+        directory: Path,
+        overrides: dict[str, str] | None = None,
+        *,
+        bare: bool = False,
+        kinds: tuple[type[Kafkad], type[Jvm]] = (Kafkad, Jvm),
     ) -> list[Process]:
         """kafkad with each count of workers, each JVM Kafka, and the bare loop; not started."""
+        ours, theirs = kinds
         brokers: list[Process] = []
         for number, workers in enumerate(self.options.workers):
             name = "kafkad" if number == 0 else f"kafkad, {workers} worker{'s' * (workers > 1)}"
-            brokers.append(Kafkad(directory / f"kafkad-{workers}", workers, overrides, name))
+            brokers.append(ours(directory / f"kafkad-{workers}", workers, overrides, name))
         for kafka in self.options.kafka:
             version, _, heap = kafka.partition(":")
-            brokers.append(Jvm(directory / f"jvm-{kafka.replace(':', '-')}", version, overrides, heap))
+            brokers.append(theirs(directory / f"jvm-{kafka.replace(':', '-')}", version, overrides, heap))
         if bare and self.options.bare:
             brokers.append(Bare(directory / "bare"))
         return brokers
@@ -120,11 +128,12 @@ class Bench:
         bare: bool = False,
         warm: bool = True,
         warm_mb: float | None = None,
+        kinds: tuple[type[Kafkad], type[Jvm]] = (Kafkad, Jvm),
     ) -> Iterator[list[Process]]:
         """A line-up, started and warmed (with at most `warm_mb` a run); killed afterwards, its data
         removed.
         """
-        brokers = self.lineup(directory, overrides, bare=bare)
+        brokers = self.lineup(directory, overrides, bare=bare, kinds=kinds)
         directory.mkdir(parents=True, exist_ok=True)
         try:
             for broker in brokers:

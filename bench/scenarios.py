@@ -95,6 +95,11 @@ FETCH = (
     Fetch("fetch 1 MB responses",                 4,   4, 1 << 20, bound=True),
     Fetch("fetch 1 MB, 10 consumers of one topic", 4, 10, 1 << 20),
 )
+TLS_FETCH = tuple(row._replace(name=f"{row.name} over TLS") for row in FETCH if row.bound)
+TLS_PRODUCE = tuple(row._replace(name=f"{row.name} over TLS", bare=False) for row in (PRODUCE[0], PRODUCE[3]))
+# what others ask while somebody floods the broker; small, so that a wait shows
+BESIDE_FLOODS = Produce("20 MB/s held over TLS",       4,   8,  2,    4, 1000, rate_mb_per_s=20, bare=False)
+ACLS = Produce("produce 2 KB batches, 50 conn.",      16,  50,  2,    2, 1000, bare=False)
 MIXED = (
     #     name                               partitions, producers, consumers, records, value size, MB/s
     Mixed("tail reads at 50 MB/s",                4,   4,  4,   16, 1000, 50),

@@ -11,7 +11,7 @@
  * answer. rate=0 means as fast as it goes; else requests are due at even times, and one that waits for its turn has
  * its waiting counted (no coordinated omission). With stamp=1 a batch carries the moment it was due in its first value
  * (and a new CRC), and e2e_* are the percentiles of due to received by a consumer.
- * A run ends after `seconds`, at `mb_max`, or when the consumers are through (once=1: each has read all its
+ * With tls=1 all connections speak TLS 1.3 (tls.h). A run ends after `seconds`, at `mb_max`, or when the consumers are through (once=1: each has read all its
  * partitions to their ends; drain=1: each has read what was there at the start, while the producers go on).
  */
 #define _GNU_SOURCE
@@ -30,13 +30,14 @@
 #include <unistd.h>
 
 #include "kafka_wire.h"
+#include "tls.h"
 
 #define IN_FLIGHT_MAX 64
 #define BUCKETS 4096
 #define SILENCE_NS 60000000000ll
 
 static int port, partitions = 1, producers = 0, consumers = 0, in_flight = 1, records = 1, value_size = 100, acks = 1;
-static int keyed, batches = 1, max_bytes = 1 << 20, max_wait_ms, fetch_all, shared, once, drained_ends, stamp, idle_count;
+static int keyed, batches = 1, max_bytes = 1 << 20, max_wait_ms, fetch_all, shared, once, drained_ends, stamp, idle_count, tls;
 static double seconds = 1, rate, mb_max = 1e12;
 static const char *topic = "bench", *batch_file = "";
 
@@ -56,11 +57,12 @@ static const struct { const char *name; int *i; double *d; const char **s; } OPT
     {"max_wait_ms", &max_wait_ms, 0, 0}, {"fetch_all", &fetch_all, 0, 0},
     {"shared", &shared, 0, 0},         /* the consumers divide the partitions; else each reads all */
     {"once", &once, 0, 0},             {"drain", &drained_ends, 0, 0},
-    {"stamp", &stamp, 0, 0},
+    {"stamp", &stamp, 0, 0},           {"tls", &tls, 0, 0},
 };
 
 struct connection {
     int fd, consumes;
+    void *ssl;                  /* of tls=1 */
     int partition;              /* produce: of the next request */
     uint32_t correlation;
     int outstanding;
@@ -144,6 +146,52 @@ static int dial(void)
     return fd;
 }
 
+static void *encrypted(int fd)
+{
+    static void *context;
+    if (!tls)
+        return NULL;
+    if (!context)
+        context = tls_context();
+    void *ssl = SSL_new(context);
+    SSL_set_fd(ssl, fd);
+    if (SSL_connect(ssl) != 1) {
+        fprintf(stderr, "no TLS handshake\n");
+        exit(1);
+    }
+    return ssl;
+}
+
+static ssize_t take(int fd, void *ssl, void *at, size_t room)
+{
+    return ssl ? tls_outcome(ssl, SSL_read(ssl, at, room > 1 << 30 ? 1 << 30 : (int)room)) : recv(fd, at, room, 0);
+}
+
+static ssize_t give(int fd, void *ssl, const struct iovec *v, int n)
+{
+    static uint8_t joined[16384];
+    if (!ssl)
+        return writev(fd, v, n);
+    if (n == 2 && v[0].iov_len + v[1].iov_len <= sizeof joined) { /* one record */
+        memcpy(joined, v[0].iov_base, v[0].iov_len);
+        memcpy(joined + v[0].iov_len, v[1].iov_base, v[1].iov_len);
+        return tls_outcome(ssl, SSL_write(ssl, joined, (int)(v[0].iov_len + v[1].iov_len)));
+    }
+    return tls_outcome(ssl, SSL_write(ssl, v[0].iov_base, (int)v[0].iov_len));
+}
+
+static void take_whole(int fd, void *ssl, uint8_t *at, size_t size)
+{
+    for (size_t got = 0; got < size;) {
+        ssize_t n = take(fd, ssl, at + got, size - got);
+        if (n <= 0) {
+            perror("hello");
+            exit(1);
+        }
+        got += (size_t)n;
+    }
+}
+
 static size_t request_head(uint8_t *p, int key, int version, uint32_t correlation)
 {
     put16(p + 4, (uint16_t)key);
@@ -170,17 +218,21 @@ static int *open_idle(int count)
     for (int i = 0; i < count; i++) {
         uint8_t hello[32], answer[4096];
         fds[i] = dial();
+        void *ssl = encrypted(fds[i]);
         size_t n = request_head(hello, 18, 0, 1);
         put32(hello, (uint32_t)(n - 4));
-        if (send(fds[i], hello, n, 0) != (ssize_t)n || recv(fds[i], answer, 4, MSG_WAITALL) != 4) {
+        struct iovec v = {.iov_base = hello, .iov_len = n};
+        if (give(fds[i], ssl, &v, 1) != (ssize_t)n) {
             perror("hello");
             exit(1);
         }
+        take_whole(fds[i], ssl, answer, 4);
         size_t size = get32(answer);
-        if (size > sizeof answer || recv(fds[i], answer, size, MSG_WAITALL) != (ssize_t)size) {
+        if (size > sizeof answer) {
             fprintf(stderr, "an answer to ApiVersions of %zu bytes\n", size);
             exit(1);
         }
+        take_whole(fds[i], ssl, answer, size);
         fcntl(fds[i], F_SETFL, O_NONBLOCK);
     }
     return fds;
@@ -191,7 +243,7 @@ static int closed_among(const int *fds, int count)
     int closed = 0;
     char c;
     for (int i = 0; i < count; i++)
-        closed += recv(fds[i], &c, 1, MSG_PEEK) == 0;
+        closed += recv(fds[i], &c, 1, MSG_PEEK) >= 0; /* a goodbye of TLS is an end, too */
     return closed;
 }
 
@@ -396,7 +448,7 @@ static void drain(struct connection *c)
             c->in_room = c->in_room ? c->in_room * 2 : 65536;
             c->in = realloc(c->in, c->in_room);
         }
-        ssize_t n = recv(c->fd, c->in + c->in_size, c->in_room - c->in_size, 0);
+        ssize_t n = take(c->fd, c->ssl, c->in + c->in_size, c->in_room - c->in_size);
         if (n == 0) {
             fprintf(stderr, "the broker closed a connection\n");
             exit(1);
@@ -449,7 +501,7 @@ static int push(struct connection *c)
             v[n].iov_base = (void *)(c->body + from);
             v[n++].iov_len = c->body_size - from;
         }
-        ssize_t sent = writev(c->fd, v, n);
+        ssize_t sent = give(c->fd, c->ssl, v, n);
         if (sent < 0) {
             if (errno == EAGAIN)
                 return 0;
@@ -519,6 +571,7 @@ static void prepare(struct connection *all)
     for (int i = 0; i < producers + consumers; i++) {
         struct connection *c = &all[i];
         c->fd = dial();
+        c->ssl = encrypted(c->fd);
         fcntl(c->fd, F_SETFL, O_NONBLOCK);
         c->consumes = i >= producers;
         c->head = make(512 + (c->consumes ? 28 * (size_t)partitions : 0), 1);

@@ -14,9 +14,10 @@ SOAK = os.environ.get("KAFKAD_SOAK") == "1"
 SMALL = "--rounds 1 --seconds 0.05 --warm 0 --workers 2 --kafka none --no-clients --mb-max 20 --touch-mb 20"
 SMALL += " --fetch-mb 20 --cold-mb 20 --partition-counts 20 --connection-counts 60 --restart-gb 0.01"
 SMALL += " --recovery-gb 0.01 --aborts 300 --transactional-ids 300 --clean-mb 16 --old-fetch-mb 2"
-SMALL += " --client-records 2000"
+SMALL += " --client-records 2000 --tls-connections 60 --acls 20"
 GROUPS = (
     "start,produce,partitions,producers,keys,acks,codecs,half load,fetch,mixed,openmessaging,connections,"
+    "tls,login floods,tls idle,acls,"
     "transactions,memory,workers,retention,disk,cold,many partitions,transactional ids,cleaner,old formats,"
     "restart,worker killed,recovery"
 )

@@ -140,9 +140,10 @@ def fetch(broker: Process, topic: str, name: str, until: float) -> int:
 
 
 def offset_behind(data: memoryview, offset: int) -> int:
-    """Behind the last whole message. Messages of one size, as they are here without a codec, are looked at in
-    one go: their sizes and the low bytes of their offsets. One by one they took the bench longer than a
-    broker.
+    """Behind the last whole message. Messages of one size that follow each other, as they are here without a
+    codec, are looked at in one go: their sizes and the low bytes of their offsets. One by one they took the
+    bench longer than a broker. Kafka fills its answers up with the beginning of a message that is never
+    completed, so the last of them may be unlike the others.
     """
     at = 0
     while len(data) - at >= 12:
@@ -150,20 +151,24 @@ def offset_behind(data: memoryview, offset: int) -> int:
         if size > len(data) - at - 12:
             break
         stride = 12 + size
-        count = (len(data) - at) // stride
-        alike = data[at : at + count * stride]
-        if count > 1 and all(
-            bytes(alike[8 + n :: stride]) == bytes([byte]) * count for n, byte in enumerate(alike[8:12])
-        ):
-            step = (
-                struct.unpack_from(">q", alike, stride)[0] - found
-            )  # of a wrapper: its last message's offset
+        whole = at + (len(data) - at) // stride * stride
+        sizes = enumerate(data[at + 8 : at + 12], 8)
+        count = min(alike(data[at + n : whole : stride], byte) for n, byte in sizes)
+        last = found
+        if count > 1:
+            step = struct.unpack_from(">q", data, at + stride)[0] - found  # of wrappers: messages in each
+            last = found + (count - 1) * step
             lows = bytes((found + n * step) & 0xFF for n in range(256)) * (count // 256 + 1)
-            assert bytes(alike[7::stride]) == lows[:count], "offsets do not follow each other"
-            at, offset = at + count * stride, found + (count - 1) * step + 1
-        else:
-            at, offset = at + stride, found + 1
+            followed = bytes(data[at + 7 : at + count * stride : stride])
+            assert followed == lows[:count], "offsets do not follow each other"
+            assert struct.unpack_from(">q", data, at + (count - 1) * stride)[0] == last
+        at, offset = at + count * stride, last + 1
     return offset
+
+
+def alike(column: memoryview, byte: int) -> int:
+    """How many bytes at its beginning are this one."""
+    return len(column) - len(bytes(column).lstrip(bytes([byte])))
 
 
 def together(drive: Callable[[int], None]) -> None:

@@ -1,7 +1,7 @@
 """Delivers markers from the transaction coordinator to the logs of partitions.
 
     other brokers' partitions      to their leaders, in a cluster (server/remote_markers)
-    this worker's partitions       written at once (api/markers), many of them in turns of the loop
+    this worker's partitions       written in the next turn of the loop (api/markers), many of them in several
     another worker's partitions    one WriteTxnMarkers for all markers in a turn of the loop
 
 A worker that is gone or does not answer counts as NOT_LEADER_OR_FOLLOWER: the coordinator tries again.
@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 WRITE_TXN_MARKERS, VERSION = 27, 2
 US = "kafkad-transactions"  # the client id of these requests
 TURN_S = 0.005  # of the loop, for the markers of one transaction
-MANY = 500  # partitions: collecting this many has used up the current turn
 
 Request = messages.WriteTxnMarkersRequest
 
@@ -80,9 +79,7 @@ class MarkerTransport:
             if not self._shares:
                 self._loop.call_soon(self._flush)
             self._shares.setdefault(worker, []).append((entry_of(marker, share), share, pending))
-        if len(partitions) < MANY:
-            self._write_ours(entry_of(marker, ()), deque(ours), pending)
-        else:
+        if ours:  # after the client's answer, which does not wait for markers
             self._loop.call_soon(self._write_ours, entry_of(marker, ()), deque(ours), pending)
 
     def _write_ours(self, entry: Any, left: deque[TopicPartition], pending: Pending) -> None:

@@ -2,11 +2,14 @@
 
     the coordinator is another broker    asked there, in a cluster (server/remote_gate)
     it is in this worker                 asked at once
-    it is in another worker              one AddPartitionsToTxn for all questions in a turn of the loop
+    it is in another worker              that worker is asked at once, and its coordinator lets it wait
+    the same, and more than WIDE         one AddPartitionsToTxn for all such questions in a turn of the loop
+      partitions
 
-A worker that is gone or does not answer counts as NETWORK_EXCEPTION, which makes clients retry. While the
-coordinator is still busy with the transaction, it is asked again for a short time, because it does not let
-such a request wait. Use: the gate of coordinator/admission, which translates the answers for clients.
+A worker that is gone or does not answer counts as NETWORK_EXCEPTION, which makes clients retry. A coordinator
+that gets AddPartitionsToTxn does not let it wait while it is still busy with the transaction before: it is
+asked again for a short time. Use: the gate of coordinator/admission, which translates the answers for
+clients.
 
 Source: Kafka's AddPartitionsToTxnManager."""
 
@@ -19,10 +22,14 @@ from kafkad.api.context import OURSELVES, RequestContext, Services
 from kafkad.coordinator.transaction import TopicPartition
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
+from kafkad.server.gate_messages import Question, pack_answer, pack_question, unpack_answer, unpack_question
 from kafkad.server.peers import PeerLost, PeerTrouble
 from kafkad.server.routing import FORWARD, TIMEOUT_S, RemoteClient, pack
 
 logger = logging.getLogger(__name__)
+
+GATE = 2  # kind of message between peers
+WIDE = 64  # partitions: more of them are asked for in a request that is served in steps
 
 ADD_PARTITIONS_TO_TXN, VERSION = 24, 5
 CLIENT_VERSION = 2  # transaction.version of a client whose writes add their partition
@@ -40,7 +47,9 @@ class TransactionGate:
         self._services = services
         self._owner_of = owner_of
         self._loop = loop
-        self._asked: dict[int, list[tuple[Any, Answered]]] = {}  # by worker, for this turn
+        self._asked: dict[int, list[tuple[Any, Answered]]] = {}  # wide ones by worker, for this turn
+        if services.peers is not None:
+            services.peers.handle(GATE, self._questioned)
 
     def admit(
         self,
@@ -77,10 +86,18 @@ class TransactionGate:
             self._until_settled(lambda answered: remote.ask(broker_id, entry, answered), done)
             return
         worker = self._owner_of(transactional_id)
-        if worker != self._services.me:
+        if worker == self._services.me:
+            self._decide(Question(transactional_id, producer_id, epoch, list(partitions), adds), done)
+        elif len(partitions) <= WIDE:
+            question = Question(transactional_id, producer_id, epoch, list(partitions), adds)
+            self._until_settled(lambda answered: self._question(worker, question, answered), done)
+        else:
             asked = entry_of(transactional_id, producer_id, epoch, partitions, adds=adds)
             self._until_settled(lambda answered: self._ask(worker, asked, answered), done)
-            return
+
+    def _decide(self, question: Question, done: Answered) -> None:
+        """Ask this worker's coordinator."""
+        transactional_id, producer_id, epoch, partitions, adds = question
         transactions = self._services.transactions
         if adds:
             transactions.add_partitions(
@@ -99,6 +116,45 @@ class TransactionGate:
                 partitions,
                 lambda codes: done([codes[each] for each in partitions]),
             )
+
+    def _question(self, worker: int, question: Question, answered: Answered) -> None:
+        count = len(question.partitions)
+
+        def told(call: asyncio.Future[bytes]) -> None:
+            if call.cancelled():  # the broker stops
+                return
+            codes: Sequence[int] = [errors.NETWORK_EXCEPTION] * count
+            try:
+                codes = unpack_answer(call.result())
+            except (PeerLost, PeerTrouble, TimeoutError, KafkaError) as trouble:
+                logger.warning("worker %d has not answered for a transaction: %s", worker, trouble)
+            answered(codes)
+
+        call = self._services.peers.call(worker, GATE, pack_question(question), TIMEOUT_S)
+        call.add_done_callback(told)
+
+    def _questioned(self, _: int, payload: bytes) -> "bytes | asyncio.Future[bytes]":
+        """Answer another worker, possibly later."""
+        question = unpack_question(payload)
+        topics = self._services.metadata.image.topics
+        known = [name in topics and index in topics[name].partitions for name, index in question.partitions]
+        if not all(known):  # this worker learns of a topic later than the one that has been written to
+            refused = errors.OPERATION_NOT_ATTEMPTED, errors.UNKNOWN_TOPIC_OR_PARTITION
+            return pack_answer([refused[not each] for each in known])
+        at_once: list[bytes] = []
+        later: asyncio.Future[bytes] | None = None
+
+        def decided(codes: Sequence[int]) -> None:
+            if later is None:
+                at_once.append(pack_answer(codes))
+            elif not later.done():
+                later.set_result(pack_answer(codes))
+
+        self._decide(question, decided)
+        if at_once:
+            return at_once[0]
+        later = self._loop.create_future()
+        return later
 
     def _until_settled(self, ask: Callable[[Answered], object], done: Answered) -> None:
         config = self._services.config

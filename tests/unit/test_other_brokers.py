@@ -177,7 +177,9 @@ def test_a_busy_coordinator_is_asked_again_for_a_short_time(settles):
             add_partitions_to_txn_retry_backoff_ms=1,
             add_partitions_to_txn_retry_backoff_max_ms=30_000 if settles else 20,
         )
-        services = SimpleNamespace(config=config, remote_gate=gate_of(loop, channels, OTHER), me=0)
+        services = SimpleNamespace(
+            config=config, remote_gate=gate_of(loop, channels, OTHER), me=0, peers=None
+        )
         done = loop.create_future()
         gate = TransactionGate(services, lambda name: 0, loop)
         gate.admit("x0", 7, 0, ("t", 0), adds=True, done=done.set_result)

@@ -109,6 +109,9 @@ class Site:
             "transaction.state.log.replication.factor": "1",
             "transaction.state.log.min.isr": "1",
             "group.initial.rebalance.delay.ms": "0",
+            # a question waits for long at the coordinator, and is not asked a second time
+            "add.partitions.to.txn.retry.backoff.max.ms": "30000",
+            "add.partitions.to.txn.retry.backoff.ms": "30000",
         }
         config = BrokerConfig(settings)
         clock, scheduler = Clock(), LoopScheduler(loop)

@@ -6,6 +6,7 @@ import asyncio
 import pytest
 
 from kafkad.protocol import errors, messages
+from kafkad.server import transaction_gate
 from tests.unit.test_routing import OFFSETS_TOPIC, TOPICS, World
 
 WORKERS = 3
@@ -210,6 +211,54 @@ def test_the_gate_asks_the_worker_of_the_id(world, worker):
         one = asyncio.get_running_loop().create_future()
         world.site.services.transaction_gate.admit(name, *producer, ("a", 1), adds=False, done=one.set_result)
         assert await one == 0
+
+    world.run(scenario())
+
+
+def test_a_question_waits_until_the_transaction_before_is_over(world):
+    """If it were asked again after a while, that would take 20 ms of many transactions."""
+    name = id_of(world, 1)
+
+    async def scenario():
+        client = await world.client()
+        producer = await begin(client, name)
+        for _ in range(20):
+            assert await admitted(world, name, producer, ALL, adds=True) == [0] * len(ALL)
+            ended = await client.ask(
+                m.EndTxnRequest(
+                    transactional_id=name, producer_id=producer[0], producer_epoch=producer[1], committed=True
+                ),
+                5,
+            )
+            assert ended.error_code == 0
+            producer = ended.producer_id, ended.producer_epoch
+
+    world.run(scenario())
+
+
+def test_more_partitions_than_a_short_question_has_are_added(world, monkeypatch):
+    name = id_of(world, 1)
+    monkeypatch.setattr(transaction_gate, "WIDE", 2)
+    partitions = [("b", 0), ("a", 1), ("b", 2), ("a", 0)]
+
+    async def scenario():
+        client = await world.client()
+        producer = await begin(client, name)
+        assert await admitted(world, name, producer, partitions, adds=True) == [0] * 4
+        assert await admitted(world, name, producer, partitions, adds=False) == [0] * 4
+
+    world.run(scenario())
+
+
+def test_a_partition_that_the_coordinators_worker_does_not_know_is_refused(world):
+    name = id_of(world, 1)
+
+    async def scenario():
+        client = await world.client()
+        producer = await begin(client, name)
+        asked = [("a", 0), ("nowhere", 0), ("a", 99)]
+        unknown, other = errors.UNKNOWN_TOPIC_OR_PARTITION, errors.OPERATION_NOT_ATTEMPTED
+        assert await admitted(world, name, producer, asked, adds=True) == [other, unknown, unknown]
 
     world.run(scenario())
 

@@ -24,6 +24,8 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check --quiet
 LOGGED := > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log >&2; exit 1; }
+# compiled modules are kept: each process of kafkad and of pytest would compile them again
+unexport PYTHONDONTWRITEBYTECODE
 NATIVE := $(wildcard kafkad/_native/*/*.pyx kafkad/_native/*/*.pxd kafkad/_native/*/*.h)
 
 DATA_DIR ?= ./data

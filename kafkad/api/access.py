@@ -93,6 +93,7 @@ ACCESS: Final[dict[int, Access]] = {
     31: _cluster(_ALTER),  # DeleteAcls
     32: Access(custom="describe_configs"),
     33: Access(custom="alter_configs"),
+    34: _cluster(_ALTER),  # AlterReplicaLogDirs
     35: _cluster(_DESCRIBE),  # DescribeLogDirs
     36: OPEN,  # SaslAuthenticate
     37: Access(each=Each(_ALTER, Kind.TOPIC, "topics", "name", "results")),  # CreatePartitions

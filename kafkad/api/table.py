@@ -89,6 +89,7 @@ ROWS = (
     Api(31, "DeleteAcls",              0, 3,  acls.delete_acls,                   Route.CONTROLLER),
     Api(32, "DescribeConfigs",         0, 4,  configs.describe_configs),
     Api(33, "AlterConfigs",            0, 2,  configs.alter_configs,              Route.CONTROLLER),
+    Api(34, "AlterReplicaLogDirs",     0, 2,  log_dirs.alter_replica_log_dirs,    Route.EVERY),
     Api(35, "DescribeLogDirs",         0, 5,  log_dirs.describe_log_dirs,         Route.EVERY),
     Api(36, "SaslAuthenticate",        0, 2,  sasl.sasl_authenticate),
     Api(37, "CreatePartitions",        0, 3,  topics.create_partitions,           Route.CONTROLLER),

@@ -262,10 +262,9 @@ _ignored(
     "socket.connection.setup.timeout.max.ms",
 )
 _ignored(
-    "replicas are not moved between log directories",
+    "the rate of moves between log directories is kept without windows",
     """
     alter.log.dirs.replication.quota.window.num alter.log.dirs.replication.quota.window.size.seconds
-    num.replica.alter.log.dirs.threads replica.alter.log.dirs.io.max.bytes.per.second
     """,
 )
 

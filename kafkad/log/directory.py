@@ -38,7 +38,7 @@ from kafkad.log.checkpoints import (
     write_new,
     write_offsets,
 )
-from kafkad.log.filenames import partition_directory
+from kafkad.log.filenames import future_names, partition_directory
 from kafkad.protocol.errors import Malformed
 
 if TYPE_CHECKING:
@@ -344,7 +344,8 @@ class Directory:
         ours = self.logs_by_key  # a log removed since `offsets` was taken may be another worker's by now
         merged = {key: offset for key, offset in self._found(name).items() if key not in ours}
         if merged and (self.keeper or not self.shared):
-            there = set(os.listdir(self.path))
+            names = os.listdir(self.path)
+            there = {*names, *future_names(names)}  # a log that moves here has entries before its name
             merged = {key: offset for key, offset in merged.items() if partition_directory(*key) in there}
         merged.update((key, offset) for key, offset in offsets.items() if key in ours)
         return merged

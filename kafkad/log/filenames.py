@@ -7,6 +7,7 @@ the topic is cut so that the name fits in 255 bytes."""
 
 import os
 import re
+from collections.abc import Iterable
 from typing import Final
 
 LOG: Final = ".log"
@@ -67,3 +68,9 @@ def parse_directory(name: str) -> tuple[str, int, str] | None:
     if plain and int(plain[2]) < 1 << 31:
         return plain[1], int(plain[2]), ""
     return None
+
+
+def future_names(names: Iterable[str]) -> set[str]:
+    """Return the plain names of the partitions that have a -future directory among `names`."""
+    futures = (parse_directory(name) for name in names if name.endswith(FUTURE_DIR))
+    return {partition_directory(parsed[0], parsed[1]) for parsed in futures if parsed is not None}

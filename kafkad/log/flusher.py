@@ -58,6 +58,7 @@ class Flusher:
     __slots__ = (
         "_again",
         "_directories",
+        "_held",
         "_log",
         "_paths",
         "_retry_ms",
@@ -68,7 +69,7 @@ class Flusher:
 
     def __init__(self, log: Owner, now_ms: int) -> None:
         self._log = log
-        self._under_way = self._again = False
+        self._under_way = self._again = self._held = False
         self._waiting: list[tuple[int, Callback]] = []
         self._paths: set[str] = set()
         self._directories: set[str] = set()
@@ -89,11 +90,33 @@ class Flusher:
         return self._directories
 
     def request(self) -> None:
-        if self._under_way:
+        if self._under_way or self._held:
             self._again = True
         elif not self._log.closed and not self._log.native.failure and not self._log.native.flush():
             self._under_way = True
             self._log.scheduler.call_later(0, self._begin)
+
+    def hold(self) -> None:
+        """Begin no flush until `release`: the flushed offset stays where it is. (One that has begun may raise
+        it once more.)"""
+        self._held = True
+        self._log.native.flush_by_log = True  # or the group commit goes on
+
+    def release(self) -> None:
+        self._held = False
+        if self._again or self._is_awaited():
+            self.request()
+
+    @property
+    def at_rest(self) -> bool:
+        return not self._under_way
+
+    def moved(self) -> None:
+        """The log has gone on in another directory, in which all but the last batches are on disk."""
+        self._paths = set()
+        self._directories = {self._log.directory, os.path.dirname(self._log.directory)}
+        self._log.native.flush_by_log = True
+        self._again = True
 
     def wait_for(self, offset: int, callback: Callback) -> None:
         if self._log.native.flushed_offset >= offset:

@@ -28,7 +28,7 @@ from kafkad._native.log.partition_appends import (
 from kafkad._native.log.producer_table import ProducerTable
 from kafkad._native.log.segment_recovery import replay_producers
 from kafkad._native.wire.batch import AppendRules
-from kafkad.log import opening, rolling, timestamps, truncation
+from kafkad.log import opening, relocation, rolling, timestamps, truncation
 from kafkad.log.admission import NEED_TRANSACTION, Admission, NeedTransaction
 from kafkad.log.checkpoints import write_partition_metadata
 from kafkad.log.clean_marks import CleanStop
@@ -40,7 +40,7 @@ from kafkad.log.filenames import (
     segment_file,
 )
 from kafkad.log.flusher import FATAL, Flusher, Work
-from kafkad.log.leader_epochs import LeaderEpochs
+from kafkad.log.leader_epochs import OFFSET_MAX, LeaderEpochs
 from kafkad.log.next_segment import NextSegment
 from kafkad.log.pending_append import AppendResult, PendingAppend, PendingSet, Target, append_rules
 from kafkad.log.producer_state import write_snapshot
@@ -49,6 +49,7 @@ from kafkad.log.segment_deletion import delete_due
 from kafkad.log.shortages import report
 from kafkad.log.timestamps import Search, TimestampOffset, finish
 from kafkad.log.txn_index import AbortedTxn
+from kafkad.log.whole_batches import whole_batches as whole_batches
 from kafkad.protocol.errors import (
     CORRUPT_MESSAGE,
     KAFKA_STORAGE_ERROR,
@@ -91,6 +92,7 @@ class Log:
         "being_cleaned",
         "cleaned_below",
         "closed",
+        "cut_to",
         "cuts",
         "directory",
         "first_base_synced",
@@ -181,6 +183,7 @@ class Log:
         self.being_cleaned = self.uncleanable = False
         self.cleaned_below = 0  # the cleaner's checkpoint
         self.cuts = 0  # how often it was truncated: that invalidates a cleaning in progress
+        self.cut_to = OFFSET_MAX  # the lowest offset to which, since a move has last looked (log.moves)
         self.scanned_bytes = 0  # by recovery
         self.leader_epochs = epochs
         self.snapshot_offset = -1
@@ -763,8 +766,6 @@ class Log:
         begin there: the leader may not know an epoch without records. Return whether anything was removed.
         Raises KafkaError."""
         if offset < self.end_offset:
-            self.cleaned_below = min(self.cleaned_below, offset)
-            self.cuts += 1
             truncation.truncate_to(self, offset)
             return True
         latest = self.leader_epochs.latest
@@ -777,7 +778,6 @@ class Log:
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Remove everything; the log continues, empty, at `offset`: a snapshot has the rest. Raises
         KafkaError."""
-        self.cuts += 1
         truncation.start_at(self, offset)
 
     def half_done(
@@ -888,13 +888,6 @@ class Log:
         self.directory = directory
         self.native.set_directory(directory)
 
-
-def whole_batches(data: bytes) -> bytes:
-    """Return `data` without an incomplete batch at its end."""
-    at = 0
-    while at + 12 <= len(data):
-        size = _SIZE.unpack_from(data, at + 8)[0] + 12
-        if size <= 12 or at + size > len(data):
-            break
-        at += size
-    return data if at == len(data) else data[:at]
+    def relocate(self, directory: str, rename: Callable[[], None]) -> None:
+        """Go on in another directory, as `relocation` says. What `rename` raises is raised."""
+        relocation.relocate(self, self._next, directory, rename)

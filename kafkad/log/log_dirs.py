@@ -4,7 +4,7 @@
           meta.properties           cluster id, node id, and the directory's own id
           .kafka_cleanshutdown      if present: every file is trusted. Removed as soon as it is read
           *-checkpoint              recovery points, log starts, high watermarks of its partitions
-          <topic>-<partition>/      one log; -delete, -stray and -future are out of use
+          <topic>-<partition>/      one log; -delete and -stray are out of use, -future is on its way here
 
 A directory that fails goes offline with its logs; the others continue to be served. A new partition is
 created in the directory with the fewest partitions. A partition that the metadata does not know is a stray:
@@ -24,6 +24,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from kafkad._native.log.partition import Partition
 from kafkad._native.log.producer_table import ProducerTable
@@ -60,6 +61,8 @@ from kafkad.log.identity import DirectoryTrouble as DirectoryTrouble
 from kafkad.log.identity import identify
 from kafkad.log.log import Log
 from kafkad.log.log_starts import LogStarts, keep_all
+from kafkad.log.metadata_files import metadata_config
+from kafkad.log.moves import Moves, topic_id_if_ours
 from kafkad.log.parallel import run_all
 from kafkad.log.removal import Removals
 from kafkad.log.renames import Renames
@@ -70,7 +73,6 @@ from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
 
 logger = logging.getLogger("kafkad.log")
 
-METADATA_BATCH_MAX = 8 << 20  # KafkaRaftClient.MAX_BATCH_SIZE_BYTES
 DELETE_AGAIN_MS = 1_000  # after a rename of a directory failed
 REMOTE_INDEX_CACHE = "remote-log-index-cache"
 
@@ -106,12 +108,13 @@ class LogDirs:
         self.restarted = False
         self._told = Told(len(config.log_dirs) + 1)
         self._directories: list[Directory] = []
-        self._renames = Renames(self._go_offline)
-        self._checkpoints = Checkpointing(self._go_offline)
+        self._renames = Renames(self.go_offline)
+        self._checkpoints = Checkpointing(self.go_offline)
         self._logs: dict[Key, tuple[Log, Directory]] = {}
         self._unloaded: dict[Key, Unloaded] = {}  # `create` tries them again
         self._removals = Removals()
         self.cleaner_permits = Permits()
+        self.moves = Moves(self)
 
     @property
     def broker_epoch(self) -> int:
@@ -213,7 +216,7 @@ class LogDirs:
                 os.path.join(directory.path, partition_directory(topic, 0)),
                 topic,
                 0,
-                self._metadata_config(),
+                metadata_config(self.config),
                 now_ms=self.clock.now_ms(),
                 clean=directory.clean,
                 scheduler=self.scheduler,
@@ -222,21 +225,6 @@ class LogDirs:
         except (OSError, Malformed, KafkaError) as e:
             raise DirectoryTrouble(f"the metadata log in {directory.path} cannot be opened: {e}") from e
         return log
-
-    def _metadata_config(self) -> TopicConfig:
-        return TopicConfig.resolve(
-            self.config,
-            {
-                "cleanup.policy": "",
-                "compression.type": "producer",
-                "flush.messages": str((1 << 63) - 1),
-                "flush.ms": str((1 << 63) - 1),
-                "max.message.bytes": str(METADATA_BATCH_MAX),
-                "message.timestamp.type": "CreateTime",
-                "segment.bytes": str(self.config.metadata_log_segment_bytes),
-                "segment.ms": str(self.config.metadata_log_segment_ms),
-            },
-        )
 
     # -- loading -------------------------------------------------------------------------------------------
 
@@ -256,6 +244,8 @@ class LogDirs:
         jobs: list[Callable[[], None]] = []
         unclean = False
         restored = self._restore_strays(known_topics, mine, has)
+        if known_topics is not None:
+            restored |= self.moves.promote(partial(topic_id_if_ours, known_topics, mine, has))
         for directory in self._online():
             if not directory.for_logs:
                 continue
@@ -271,7 +261,7 @@ class LogDirs:
                 parsed = parse_directory(name)
                 path = os.path.join(directory.path, name)
                 if parsed is None or parsed[2] or parsed[0] == METADATA_TOPIC:
-                    self._see_to(path, name, parsed)
+                    self._see_to(directory, path, name, parsed)
                     continue
                 topic, index = sys.intern(parsed[0]), parsed[1]
                 if mine is not None:
@@ -312,6 +302,7 @@ class LogDirs:
                 self.clock.monotonic_ms() - begun_ms,
                 sum(log.scanned_bytes for log in self.all()),
             )
+        self.moves.resume(partial(self._is_unknown, known_topics, has))
         for directory in self._online():
             ours = directory.logs_by_key
             if self.shared and not self.restarted:
@@ -336,6 +327,12 @@ class LogDirs:
 
         return restore([each for each in self._online() if each.for_logs], wanted)
 
+    def _is_unknown(
+        self, known: Mapping[str, bytes] | None, has: Callable[[str, int], bool], topic: str, index: int
+    ) -> bool:
+        keeps = self.me == 0 and not self.restarted and known is not None
+        return keeps and not (topic in (known or ()) and has(topic, index))
+
     def _recovery_threads(self, workers: int) -> int:
         """Return this worker's part of num.recovery.threads.per.data.dir. If that is not set: as many as
         there are cores, which limit a scan if the data is in the page cache; in each worker, because one may
@@ -345,15 +342,19 @@ class LogDirs:
         threads = self.config.num_recovery_threads_per_data_dir * len(self.directories())
         return max(1, -(-threads // workers))
 
-    def _see_to(self, path: str, name: str, parsed: tuple[str, int, str] | None) -> None:
+    def _see_to(
+        self, directory: Directory, path: str, name: str, parsed: tuple[str, int, str] | None
+    ) -> None:
         """Handle a directory that is no partition's, or is out of use."""
         if parsed is None:
             if name != REMOTE_INDEX_CACHE and self.me == 0:
                 logger.warning("%s is no partition", path)
         elif parsed[2] == DELETE_DIR:
             if self.me == 0 or self.restarted:  # the previous worker may have been about to remove it
-                self._remove_later(self.config.log_segment_delete_delay_ms, path)
-        elif parsed[2] in (STRAY_DIR, FUTURE_DIR) and self.me == 0:
+                self.remove_later(self.config.log_segment_delete_delay_ms, path)
+        elif parsed[2] == FUTURE_DIR:
+            self.moves.found(directory, path, parsed[:2])
+        elif parsed[2] == STRAY_DIR and self.me == 0:
             logger.warning("left alone: %s", path)
 
     def _is_ours(
@@ -402,7 +403,7 @@ class LogDirs:
         if error.errno not in FATAL:
             raise DirectoryTrouble(f"{path} cannot be read: {error}") from error
         logger.error("%s cannot be read: %s", path, error)
-        self._go_offline(directory)
+        self.go_offline(directory)
 
     def _loading(
         self,
@@ -471,7 +472,7 @@ class LogDirs:
             except (OSError, KafkaError, Malformed) as e:
                 if is_fatal(e):
                     logger.error("%s cannot be loaded, its directory is offline: %s", path, e)
-                    self._go_offline(directory)
+                    self.go_offline(directory)
                 else:
                     logger.error("%s cannot be loaded yet: %s", path, e)
                     self._unloaded[key] = Unloaded(directory, open_log, e)
@@ -491,7 +492,7 @@ class LogDirs:
                 unloaded.begin(self.scheduler)
                 raise DirectoryOccupied(KAFKA_STORAGE_ERROR, f"{key[0]}-{key[1]} is being loaded")
             if is_fatal(trouble):
-                self._go_offline(directory)
+                self.go_offline(directory)
             raise KafkaError(KAFKA_STORAGE_ERROR, f"{key[0]}-{key[1]} cannot be loaded: {trouble}")
         del self._unloaded[key]
         if unloaded.log is None:
@@ -586,6 +587,8 @@ class LogDirs:
             online = [directory for directory in self.directories() if not directory.offline]
             if assigned is not None:
                 online = [directory for directory in online if directory.id == assigned]
+            else:
+                online = self.moves.choose(key, online)
             if not online:
                 which = "all log directories are" if assigned is None else "its log directory is"
                 raise KafkaError(KAFKA_STORAGE_ERROR, f"{which} offline")
@@ -617,7 +620,7 @@ class LogDirs:
                 if e.errno not in FATAL:
                     raise KafkaError(KAFKA_STORAGE_ERROR, f"{path} cannot be created: {e}") from e
                 logger.error("%s cannot be created, its directory goes offline: %s", path, e)
-                self._go_offline(directory)
+                self.go_offline(directory)
                 continue
             except Malformed as e:
                 self._uncount(directory, 1)
@@ -678,6 +681,7 @@ class LogDirs:
     def delete(self, topic: str, index: int) -> None:
         """Rename the partition's directory now, and remove it after file.delete.delay.ms. Call `sync_renames`
         after it, once for many. Unknown partitions are no error."""
+        self.moves.drop(topic, index)
         unloaded = self._unloaded.pop((topic, index), None)
         if unloaded is not None:
             unloaded.when_at_rest(lambda: self._delete_unloaded(unloaded, topic, index))
@@ -700,7 +704,7 @@ class LogDirs:
             self._delete_directory_later(directory, log.directory, log.topic_id, topic, index)
             return
         log.native.close_files()
-        self._remove_later(log.config.file_delete_delay_ms, path)
+        self.remove_later(log.config.file_delete_delay_ms, path)
 
     def _delete_unloaded(self, unloaded: Unloaded, topic: str, index: int) -> None:
         if unloaded.log is not None:
@@ -731,9 +735,24 @@ class LogDirs:
                 self._delete_directory_later(directory, path, topic_id, topic, index)
             return
         self._renames.add(directory, (topic, index))
-        self._remove_later(self.config.log_segment_delete_delay_ms, gone)
+        self.remove_later(self.config.log_segment_delete_delay_ms, gone)
 
-    def _remove_later(self, delay_ms: int, path: str) -> None:
+    def moved(self, log: Log, directory: Directory, left: str) -> None:
+        """The log has gone on in `directory`; `left`: where its old files are."""
+        key = log.topic, log.partition
+        before = self._logs[key][1]
+        del before.logs_by_key[key]
+        directory.logs_by_key[key] = log
+        self._logs[key] = log, directory
+        self._uncount(before, 1)
+        self._uncount(directory, -1)
+        if directory.group_commit is not None:
+            log.native.commit_with(directory.group_commit)
+        self._renames.add(before, key)
+        self.sync_renames(lambda: None)
+        self.remove_later(log.config.file_delete_delay_ms, left)
+
+    def remove_later(self, delay_ms: int, path: str) -> None:
         self._removals.later(self.scheduler, delay_ms, path)
 
     def _delete_directory_later(
@@ -752,9 +771,9 @@ class LogDirs:
     def _on_offline(self, log: Log, error: OSError) -> None:
         found = self._logs.get((log.topic, log.partition))
         if found is not None:
-            self._go_offline(found[1])
+            self.go_offline(found[1])
 
-    def _go_offline(self, directory: Directory) -> None:
+    def go_offline(self, directory: Directory) -> None:
         # Nothing is read, written or synced there again until a restart.
         if directory.offline:
             return
@@ -763,6 +782,7 @@ class LogDirs:
         logger.error("log directory %s is offline, with %d logs", directory.path, len(directory.logs_by_key))
         for log in directory.logs():
             log.on_failure(OSError(errno.EIO, "the log directory failed"))
+        self.moves.directory_failed(directory)
         if self.on_readers_offline is not None:
             self.on_readers_offline(directory.path)
         if self.on_directory_offline is not None:
@@ -773,12 +793,12 @@ class LogDirs:
         for directory in self._directories:
             if directory.path == path:
                 self._told.set(directory.number, FAILED)
-                self._go_offline(directory)
+                self.go_offline(directory)
 
     def _follow_failures(self) -> None:
         for directory in self._directories:
             if not directory.offline and self._told.is_set(directory.number, FAILED):
-                self._go_offline(directory)
+                self.go_offline(directory)
 
     # -- checkpoints ---------------------------------------------------------------------------------------
 
@@ -832,6 +852,8 @@ class LogDirs:
         """Close the logs. Clean: every log is flushed, and the checkpoints are written. With one worker call
         `finish` after it; each of several workers closes its own logs."""
         self._removals.stop()
+        for directory in self.moves.close(clean):
+            self._told.set(directory.number, NOT_CLEAN)
         self.sync_renames()
         for directory in self.directories():
             if directory.offline:

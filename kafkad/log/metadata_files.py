@@ -14,14 +14,34 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from kafkad.config.broker import BrokerConfig
+from kafkad.config.topic import TopicConfig
 from kafkad.log.filenames import METADATA_TOPIC as METADATA_TOPIC
 
+METADATA_BATCH_MAX: Final = 8 << 20  # KafkaRaftClient.MAX_BATCH_SIZE_BYTES
 METADATA_TOPIC_ID: Final = bytes(15) + b"\x01"  # Kafka: Uuid.METADATA_TOPIC_ID
 
 _SNAPSHOT: Final = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
 _LEFTOVER: Final = re.compile(r"\d{20}-\d{10}.*\.checkpoint\.(part|deleted)")
 
 SnapshotId = tuple[int, int]  # (offset, epoch): it has everything below the offset
+
+
+def metadata_config(config: BrokerConfig) -> TopicConfig:
+    """The configuration of the metadata log."""
+    return TopicConfig.resolve(
+        config,
+        {
+            "cleanup.policy": "",
+            "compression.type": "producer",
+            "flush.messages": str((1 << 63) - 1),
+            "flush.ms": str((1 << 63) - 1),
+            "max.message.bytes": str(METADATA_BATCH_MAX),
+            "message.timestamp.type": "CreateTime",
+            "segment.bytes": str(config.metadata_log_segment_bytes),
+            "segment.ms": str(config.metadata_log_segment_ms),
+        },
+    )
 
 
 class MetadataFiles:

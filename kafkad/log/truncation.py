@@ -36,6 +36,9 @@ class Truncated(Owner, Protocol):
 
     snapshot_offset: int  # of the newest producer snapshot
     producer_expiration_ms: int
+    cleaned_below: int
+    cuts: int  # how often this was called
+    cut_to: int  # the lowest offset to which
 
     @property
     def flusher(self) -> Flusher: ...
@@ -51,6 +54,9 @@ class Truncated(Owner, Protocol):
 def truncate_to(log: Truncated, offset: int) -> None:
     """Remove everything from the batch that holds `offset` on; `offset` is below the end. Raises
     KafkaError."""
+    log.cleaned_below = min(log.cleaned_below, offset)
+    log.cut_to = min(log.cut_to, offset)
+    log.cuts += 1
     native = log.native
     rows = native.segment_rows()
     whole = offset <= rows[0][0]
@@ -118,6 +124,8 @@ def _cut(log: Truncated, path: str, base: int, position: int, offset: int) -> No
 
 def start_at(log: Truncated, offset: int) -> None:
     """Remove everything; the log continues, empty, at `offset`. Raises KafkaError."""
+    log.cut_to = 0
+    log.cuts += 1
     try:
         _end_cleaning(log)
         _remove_all(log, offset)

@@ -40,8 +40,14 @@ def limit(quota: ReplicationQuota, config: BrokerConfig) -> None:
         (LEADER, "leader.replication.throttled.rate"),
         (FOLLOWER, "follower.replication.throttled.rate"),
     ):
-        key = BROKER_QUOTA_KEYS[name]
-        text = config.dynamic_broker.get(name, config.dynamic_default.get(name))
-        rate = key.parse(text) if text is not None and key.usable(text) else UNLIMITED
-        assert isinstance(rate, int)
+        rate = rate_of(config, name)
         quota.limit(side, None if rate == UNLIMITED else rate)
+
+
+def rate_of(config: BrokerConfig, name: str) -> int:
+    """The dynamic rate of this name, in bytes a second; UNLIMITED if it is not set."""
+    key = BROKER_QUOTA_KEYS[name]
+    text = config.dynamic_broker.get(name, config.dynamic_default.get(name))
+    rate = key.parse(text) if text is not None and key.usable(text) else UNLIMITED
+    assert isinstance(rate, int)
+    return rate

@@ -56,6 +56,7 @@ HELD = frozenset(
 
 LIST_OFFSETS, OFFSET_FETCH, DESCRIBE_GROUPS, LIST_GROUPS, DELETE_RECORDS = 2, 9, 15, 16, 21
 INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH, DESCRIBE_LOG_DIRS, DELETE_GROUPS = 22, 23, 35, 42
+ALTER_REPLICA_LOG_DIRS = 34
 ADD_PARTITIONS_TO_TXN, WRITE_TXN_MARKERS, INCREMENTAL_ALTER_CONFIGS = 24, 27, 44
 DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 61, 65, 66
 SEVERAL_GROUPS_FROM = 8  # OffsetFetch
@@ -675,7 +676,26 @@ def _merge_log_dirs(responses: Iterable[Any]) -> Steps:
     return merged
 
 
+def _merge_altered(responses: Iterable[Any]) -> Steps:
+    """Merge: each worker answers for the replicas that it owns, and has no other one."""
+    merged: Any = None
+    known: dict[tuple[str, int], Any] = {}
+    for response in responses:
+        first = merged is None
+        merged = merged or response
+        for topic in response.results:
+            for partition in topic.partitions:
+                key = topic.topic_name, partition.partition_index
+                if first:
+                    known[key] = partition
+                elif known[key].error_code == errors.REPLICA_NOT_AVAILABLE:
+                    known[key].error_code = partition.error_code
+                yield
+    return merged
+
+
 MERGE_ALL = {
+    ALTER_REPLICA_LOG_DIRS: _merge_altered,
     LIST_GROUPS: _merge_groups,
     LIST_TRANSACTIONS: _merge_transactions,
     DESCRIBE_LOG_DIRS: _merge_log_dirs,

@@ -4,6 +4,7 @@
     work      checkpoints, log starts, files created ahead, groups that are loaded
     delete    files of deleted segments and partitions, one after the other
     login     what takes long in a login; there are none without a SASL listener
+    move      copies of replicas that move between log directories; there are none with a single directory
 
 A lane never waits for another one, so deleting a topic does not delay an ack. A thread that exists from the
 start cannot be refused later, when the process is at its limit.
@@ -20,12 +21,14 @@ Job = tuple[Callable[[], Any], Callable[[BaseException | None], Any]]
 
 LANES: Mapping[str, int] = {"flush": 2, "work": 2, "delete": 1}
 LOGIN: Mapping[str, int] = {"login": 2}
+MOVE: Mapping[str, int] = {"move": 1}
 
 
 def lanes_of(config: Any) -> Mapping[str, int]:
     """Those of a worker with this BrokerConfig."""
     logins = any(endpoint.protocol.startswith("SASL_") for endpoint in config.broker_endpoints)
-    return {**LANES, **LOGIN} if logins else LANES
+    moves = len(config.log_dirs) > 1
+    return {**LANES, **(LOGIN if logins else {}), **(MOVE if moves else {})}
 
 
 class Threads:

@@ -101,6 +101,7 @@ from kafkad.server.oauth_keys import OAuthKeySets
 from kafkad.server.peers import PeerLost, Peers
 from kafkad.server.produce_gate import produce_gate
 from kafkad.server.producer_ids import ProducerIds
+from kafkad.server.replica_moves import hook_moves
 from kafkad.server.scheduler import LoopScheduler
 from kafkad.server.threads import lanes_of
 from kafkad.server.tls_listeners import TlsListeners
@@ -340,12 +341,11 @@ class Worker:
         def mine(topic: str, topic_id: bytes, index: int) -> bool:
             return owner_of(topic_id, index, self.count) == self.me
 
-        def has(topic: str, index: int) -> bool:
-            return index in image.topics[topic].partitions
-
+        hook_moves(self)
         self.log_dirs.load(
-            config_for, known_topics(image), None if self.place is None else mine, self.count, has
-        )
+            config_for, known_topics(image), None if self.place is None else mine, self.count,
+            lambda topic, index: index in image.topics[topic].partitions,
+        )  # fmt: skip
 
     def _register(self) -> None:
         if self.peers is not None:
@@ -416,8 +416,7 @@ class Worker:
         """Record the partitions' directories, if there are several or one was lost (KIP-858)."""
         if len(self.log_dirs.directory_ids()) > 1 or not is_alone(self.config):
             placed = {
-                (log.topic_id, log.partition): self.log_dirs.directory_of(log.topic, log.partition).id
-                for log in self.partitions
+                (log.topic_id, log.partition): self.log_dirs.moves.told_of(log) for log in self.partitions
             }
             if plan_directories(self.metadata.image, self.config.node_id, placed):
                 self._controller_of_clients().assign_directories(placed)
@@ -655,7 +654,7 @@ class Worker:
         if config.log_cleaner_enable:
             cleaner = LogCleaner(
                 lambda: self.config, lambda: self.partitions, self.log_dirs, self.clock, self.scheduler,
-                self._is_loading, self.fatal,
+                lambda log: self._is_loading(log) or log in self.log_dirs.moves, self.fatal,
             )  # fmt: skip
             cleaner.start()
             self._started("log cleaner", cleaner.stop)

@@ -77,7 +77,7 @@ def test_a_partition_that_had_its_log_in_a_directory_is_made_there(tmp_path):
     for index in range(4):
         log = world.dirs.create("t", index, b"T" * 16, topic_config(), second.id)
         assert os.path.dirname(log.directory) == second.path
-    world.dirs._go_offline(second)
+    world.dirs.go_offline(second)
     with pytest.raises(KafkaError, match="its log directory is offline"):
         world.dirs.create("t", 4, b"T" * 16, topic_config(), second.id)
     assert os.path.dirname(world.dirs.create("t", 4, b"T" * 16, topic_config()).directory) == first.path

@@ -69,6 +69,10 @@ int fsync(int fd) { OR(syscall(SYS_fsync, fd)); }
 int fdatasync(int fd) { OR(syscall(SYS_fdatasync, fd)); }
 ssize_t sendfile(int out, int fd, off_t *at, size_t size) { OR(syscall(SYS_sendfile, out, fd, at, size)); }
 ssize_t sendfile64(int out, int fd, off64_t *at, size_t size) { OR(syscall(SYS_sendfile, out, fd, at, size)); }
+ssize_t copy_file_range(int from, off64_t *at, int fd, off64_t *to, size_t size, unsigned flags)
+{
+    return dead(from, NULL) || dead(fd, NULL) ? -1 : syscall(SYS_copy_file_range, from, at, fd, to, size, flags);
+}
 int mkdir(const char *path, mode_t mode)
 {
     return dead(AT_FDCWD, path) ? -1 : (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);

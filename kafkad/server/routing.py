@@ -688,7 +688,7 @@ def _merge_altered(responses: Iterable[Any]) -> Steps:
                 key = topic.topic_name, partition.partition_index
                 if first:
                     known[key] = partition
-                elif known[key].error_code == errors.REPLICA_NOT_AVAILABLE:
+                elif key in known and known[key].error_code == errors.REPLICA_NOT_AVAILABLE:
                     known[key].error_code = partition.error_code
                 yield
     return merged

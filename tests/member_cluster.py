@@ -43,13 +43,19 @@ class MemberCluster:
         config: Mapping[str, object] | None = None,
         workers: int | Mapping[int, int] = 1,
         racks: Mapping[int, str] | None = None,
+        second_directories: bool = False,
     ):
-        """`workers` of each broker, or by its number; its rack, by its number."""
+        """`workers` of each broker, or by its number; its rack, by its number. `second_directories`: each
+        broker has another one, `second-<number>`."""
         self.config = {**QUICK, **(config or {})}
         self.quorum = ControllerQuorum(path, 1, self.config)
         numbers = range(1, brokers + 1)
         each = dict.fromkeys(numbers, workers) if isinstance(workers, int) else workers
         own = {number: {"broker.rack": rack} for number, rack in (racks or {}).items()}
+        if second_directories:
+            for number in numbers:
+                both = f"{path / f'broker-{number}'},{path / f'second-{number}'}"
+                own.setdefault(number, {})["log.dirs"] = both
         self.nodes = {
             number: MemberNode(self.quorum, number, {**self.config, **own.get(number, {})})
             for number in numbers

@@ -195,8 +195,8 @@ def test_acknowledged_records_survive_shortages_and_kill_9(tmp_path, rounds, wor
     assert switch.failed > 20
 
 
-def write_while_killed(tmp_path, rounds, kill, workers, switch=None, more=None):
-    """`more`: configuration of the broker."""
+def write_while_killed(tmp_path, rounds, kill, workers, switch=None, **where):
+    """`where`: the broker's data, if not in a directory of its own."""
     chance = random.Random(SEED)
     environment = {} if switch is None else switch.environment(tmp_path / "data")
     config = {
@@ -204,9 +204,9 @@ def write_while_killed(tmp_path, rounds, kill, workers, switch=None, more=None):
         << 20,  # the least that Kafka allows: rolls, and so snapshots and new indexes, happen all the time
         "log.retention.check.interval.ms": 300_000,
         "log.flush.offset.checkpoint.interval.ms": 500,
-        **(more or {}),
     }
-    with Broker(config=config, data_dir=tmp_path / "data", workers=workers, env=environment) as broker:
+    where = where or {"data_dir": tmp_path / "data"}
+    with Broker(config=config, workers=workers, env=environment, **where) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(20)
         writers = [Writer(f"w{i}", broker.bootstrap, SEED + i) for i in range(PRODUCERS)]

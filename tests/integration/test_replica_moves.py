@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 
 from kafkad.protocol import errors, messages
 from kafkad.testing import Broker
@@ -349,8 +356,10 @@ def test_acknowledged_records_survive_kill_9_while_replicas_move(tmp_path, round
         found = [entry.name for each in places for entry in each.iterdir()]
         assert [found.count(f"{TOPIC}-{partition}") for partition in range(PARTITIONS)] == [1] * PARTITIONS
 
-    more = {"log.dirs": ",".join(map(str, places))}
-    write_while_killed(tmp_path, rounds(5, 300), kill, None, more=more)
+    properties = tmp_path / "server.properties"
+    properties.write_text(f"log.dirs={places[0]},{places[1]}\n")
+    where = {"properties": properties, "listen": "127.0.0.1:0"}
+    write_while_killed(tmp_path, rounds(3, 300), kill, None, **where)
     assert errors.NONE in moves
 
 
@@ -421,27 +430,33 @@ def test_a_move_begun_by_one_is_gone_on_with_by_the_other(tmp_path, begins):
 @pytest.mark.workers()  # it has its own number
 @pytest.mark.parametrize("workers", [1, 2])
 def test_replicas_of_a_cluster_move(tmp_path, workers):
-    """A leader's and a follower's; the ISR stays whole, and the metadata name the new directory."""
-    extra = {1: tmp_path / "second-of-1", 2: tmp_path / "second-of-2"}
-    cluster = MemberCluster(tmp_path, brokers=2, workers=workers)
-    for number, path in extra.items():
-        cluster.add_directory(number, path)
-    with cluster:
-        cluster.create_topic("moved", [[1, 2]])
+    """A leader's and a follower's; the ISR stays whole, also after a restart."""
+    with MemberCluster(tmp_path, brokers=2, workers=workers, second_directories=True) as cluster:
+        places = {number: [tmp_path / f"broker-{number}", tmp_path / f"second-{number}"] for number in (1, 2)}
+        topic = NewTopic("moved", 1, replica_assignment=[[1, 2]])
+        cluster.admin.create_topics([topic])["moved"].result(WAIT_S)
         producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all"})
-        for number in range(300):
-            producer.produce("moved", b"%d:" % number + b"x" * 10_000, partition=0)
-        assert producer.flush(WAIT_S) == 0
-        for number, path in extra.items():
+
+        def write(first: int, end: int) -> None:
+            for number in range(first, end):
+                producer.produce("moved", b"%d:" % number + b"x" * 10_000, partition=0)
+            assert producer.flush(WAIT_S) == 0
+
+        cluster.whole("moved")
+        write(0, 300)
+        targets = {}
+        for number, (first, second) in places.items():
             with Wire(cluster.members[number].bootstrap, timeout=WAIT_S) as wire:
-                target = path if place(wire, "moved") != path else cluster.nodes[number].data_dir
+                targets[number] = target = second if place(wire, "moved") == first else first
                 assert alter(wire, "moved", 0, target) == errors.NONE
+                write(300 * number, 300 * number + 300)
                 wait_for_move(wire, "moved", target)
-        for number in range(300, 400):
-            producer.produce("moved", b"%d:" % number + b"x" * 10_000, partition=0)
-        assert producer.flush(WAIT_S) == 0
-        wait_until(lambda: cluster.isr("moved") == [1, 2], WAIT_S)
-        for number in extra:
-            cluster.restart(number)
-        wait_until(lambda: cluster.isr("moved") == [1, 2], WAIT_S)
-        numbers(cluster, "moved", 0, 400)
+        write(900, 1000)
+        cluster.whole("moved")
+        for number, member in cluster.members.items():
+            member.kill()
+            member.start()
+            cluster.whole("moved")
+            with Wire(member.bootstrap, timeout=WAIT_S) as wire:
+                assert place(wire, "moved") == targets[number]
+        numbers(cluster, "moved", 0, 1000)

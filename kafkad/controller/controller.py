@@ -19,8 +19,19 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
-from kafkad.controller import acls, brokers, configs, producer_ids, quotas, scram, tokens, topics
+from kafkad.controller import (
+    acls,
+    brokers,
+    configs,
+    producer_ids,
+    quotas,
+    reassignments,
+    scram,
+    tokens,
+    topics,
+)
 from kafkad.controller.brokers import NO_EPOCH, Registration
+from kafkad.controller.leadership import TopicSettings
 from kafkad.controller.mutation_quota import MutationQuota, MutationQuotas
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.replay import Delta
@@ -151,6 +162,14 @@ class Controller:
         records, response = yield from topics.plan_grow(self.head, cluster, request, take)
         yield from self._append_or_refuse(records, response.results)
         response.throttle_time_ms = 0 if quota is None else quota.throttle_ms()
+        return response
+
+    def alter_partition_reassignments(self, request: Any) -> Steps:
+        """AlterPartitionReassignmentsResponse. A broker that is alone may keep its replicas: Kafka's tool
+        asks for that before it moves them between log directories."""
+        settings = TopicSettings(self.head, self.config)
+        records, response = yield from reassignments.plan_alter(self.head, settings, request)
+        yield from self._append(records)
         return response
 
     def _quota(self, context: Any) -> tuple[MutationQuota | None, Callable[[int], None]]:

@@ -87,10 +87,6 @@ class MemberAnswers(AnsweringController):
         steps = self._controller.elect_leaders(request, version)
         return self._answer(steps, timeout_s=timeout_of(request))
 
-    def alter_partition_reassignments(self, request: Any) -> Any:
-        steps = self._controller.alter_partition_reassignments(request)
-        return self._answer(steps, timeout_s=timeout_of(request))
-
     def update_features(self, request: Any, version: int) -> Any:
         steps = self._controller.update_features(request, version)
         return self._answer(steps, timeout_s=timeout_of(request))

@@ -149,6 +149,10 @@ class AnsweringController:
         steps = self._controller.create_partitions(request, context)
         return self._answer(steps, lambda answer: answer.results, timeout_of(request))
 
+    def alter_partition_reassignments(self, request: Any) -> Any:
+        steps = self._controller.alter_partition_reassignments(request)
+        return self._answer(steps, timeout_s=timeout_of(request))
+
     def auto_create(self, names: Iterable[str]) -> Any:
         """Return dict[str, KafkaError | None]: the error for each topic that did not exist."""
         steps = self._controller.auto_create(names)

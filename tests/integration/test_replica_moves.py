@@ -386,7 +386,7 @@ def test_kafkas_tools_move_a_replica(dirs, tmp_path):
             plan = plan_of(tmp_path, "moved", [1], [target])
             using = (*server, "--reassignment-json-file", plan)
             started = run_tool(NEWEST, "kafka-reassign-partitions", *using, "--execute", *throttle).stdout
-            assert "Successfully started log directory moves for: moved-0-1" in started
+            assert f"started moving log directory to {target} for replica moved-0 with broker 1" in started
             wait_for_move(wire, "moved", target)
             verified = run_tool(NEWEST, "kafka-reassign-partitions", *using, "--verify").stdout
             assert "Reassignment of replica moved-0-1 completed successfully" in verified

@@ -93,8 +93,6 @@ def _alter(services: Services, name: str, index: int, path: str) -> None:
         raise KafkaError(errors.LOG_DIR_NOT_FOUND, f"Log dir {path} is not found in the config.")
     if directory.offline:
         raise KafkaError(errors.KAFKA_STORAGE_ERROR, f"Log directory {path} is offline")
-    if path in services.config.cordoned_log_dirs:
-        raise KafkaError(errors.INVALID_REPLICA_ASSIGNMENT, f"Log directory {path} is cordoned")
     if services.metadata.image.metadata_version < features.DIRECTORY_ASSIGNMENT:
         raise KafkaError(errors.UNSUPPORTED_VERSION, "moves need metadata.version 3.7-IV2 or later")
     try:

@@ -79,6 +79,7 @@ DERIVED = {
     "listeners": "endpoints",
     "broker.id": "node_id",
     "log.dir": "log_dirs",
+    "replica.alter.log.dirs.io.max.bytes.per.second": None,  # read by its name (server/replica_moves)
     "log.retention.hours": "retention_ms",
     "log.retention.minutes": "retention_ms",
     "max.connections.per.ip.overrides": "host_connection_limits",

@@ -10,7 +10,7 @@ from typing import Any
 from kafkad.protocol import codec
 from kafkad.server.turns import Steps
 
-# (response struct, its array) -> the name of the array in the request, if it differs
+# (response struct, its array) -> the name of the array in the request, if it differs; "a.b": all b of all a
 RENAMED = {
     ("AlterUserScramCredentialsResponse", "results"): ("deletions", "upsertions"),
     ("CreateAclsResponse", "results"): ("creations",),
@@ -18,6 +18,8 @@ RENAMED = {
     ("CreatePartitionsResponse", "results"): ("topics",),
     ("DescribeConfigsResponse", "results"): ("resources",),
     ("AlterConfigsResponse", "responses"): ("resources",),
+    ("AlterPartitionReassignmentsResponse", "responses"): ("topics",),
+    ("AlterReplicaLogDirsResponse", "results"): ("dirs.topics",),
     ("IncrementalAlterConfigsResponse", "responses"): ("resources",),
     ("DeleteGroupsResponse", "results"): ("groups_names",),
     ("DeleteTopicsResponse", "responses"): ("topics", "topic_names"),
@@ -75,17 +77,23 @@ def _mirror(target: Any, version: int, source: Any, code: int, message: str | No
                 setattr(target, field.name, None)
                 continue
             asked = RENAMED.get((target.SPEC.path, field.name), (field.name,))
-            elements = [element for name in asked for element in getattr(source, name, None) or ()]
-            for element in elements:
+            for element in [element for name in asked for element in _elements(source, name)]:
                 child = field.struct.cls()
                 yield from _mirror(child, version, element, code, message)
                 getattr(target, field.name).append(child)
                 yield
-        elif field.name == "user" and hasattr(source, "name"):
-            target.user = source.name
+        elif field.name in ("user", "topic_name") and hasattr(source, "name"):
+            setattr(target, field.name, source.name)
         elif field.name in NAMES and type(source) is type(getattr(target, field.name)):
             setattr(target, field.name, source)
         elif field.struct is None and field.name != "throttle_time_ms" and hasattr(source, field.name):
             value = getattr(source, field.name)
             if not isinstance(value, list):
                 setattr(target, field.name, value)
+
+
+def _elements(source: Any, name: str) -> list[Any]:
+    """Return the elements of an array of the request, or of all arrays `b` in an array `a` for "a.b"."""
+    first, _, rest = name.partition(".")
+    elements = list(getattr(source, first, None) or ())
+    return [inner for each in elements for inner in _elements(each, rest)] if rest else elements

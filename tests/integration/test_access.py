@@ -451,6 +451,18 @@ def just(cls, **fields):
     return lambda world, version: cls(**fields)
 
 
+def alter_log_dirs(world, version):
+    cls = messages.AlterReplicaLogDirsRequest
+    topics = [cls.Dirs.Topics(name=name, partitions=[0]) for name in NAMES]
+    return cls(dirs=[cls.Dirs(path="/nowhere", topics=topics)])
+
+
+def alter_reassignments(world, version):
+    cls = messages.AlterPartitionReassignmentsRequest
+    partition = cls.Topics.Partitions(partition_index=0, replicas=[1])
+    return cls(topics=[cls.Topics(name=name, partitions=[partition]) for name in NAMES], timeout_ms=10_000)
+
+
 def offset_delete(world, version):
     cls = messages.OffsetDeleteRequest
     topics = [cls.Topics(name=name, partitions=partitions_of(cls.Topics.Partitions)) for name in NAMES]
@@ -525,6 +537,11 @@ TABLE = {
     "AlterConfigs": (alter_configs(messages.AlterConfigsRequest), [(CHANGE, *SEEN)], None),
     "IncrementalAlterConfigs": (
         alter_configs(messages.IncrementalAlterConfigsRequest, config_operation=0), [(CHANGE, *SEEN)], None,
+    ),
+    "AlterReplicaLogDirs": (alter_log_dirs, [], ALTER),
+    "AlterPartitionReassignments": (alter_reassignments, [], ALTER),
+    "ListPartitionReassignments": (
+        just(messages.ListPartitionReassignmentsRequest, topics=None, timeout_ms=10_000), [], DESCRIBE,
     ),
     "DescribeLogDirs": (just(messages.DescribeLogDirsRequest, topics=[]), [], DESCRIBE),
     "CreatePartitions": (create_partitions, [(ALTER, *SEEN)], None),

@@ -849,6 +849,48 @@ def test_describe_log_dirs(wire, broker, version):
     assert topic in {t.name for t in everything}
 
 
+@every_version("AlterReplicaLogDirs")
+def test_alter_replica_log_dirs(wire, broker, version):
+    """With one directory there is nothing to do; test_replica_moves.py has two."""
+    topic, _ = filled(wire, 1)
+    asked = messages.AlterReplicaLogDirsRequest
+
+    def ask(path, name, *partitions):
+        of_topic = asked.Dirs.Topics(name=name, partitions=list(partitions))
+        [result] = wire.ask(asked(dirs=[asked.Dirs(path=path, topics=[of_topic])]), version).results
+        assert result.topic_name == name
+        return [(each.partition_index, each.error_code) for each in result.partitions]
+
+    assert ask(str(broker.data_dir), topic, 0, 1) == [(0, 0), (1, errors.REPLICA_NOT_AVAILABLE)]
+    assert ask("/nowhere", topic, 0) == [(0, errors.LOG_DIR_NOT_FOUND)]
+    assert ask(str(broker.data_dir), "t" * 240, 0) == [(0, errors.INVALID_TOPIC_EXCEPTION)]
+
+
+@every_version("AlterPartitionReassignments")
+def test_alter_partition_reassignments(wire, version):
+    topic, _ = filled(wire, 1)
+    asked = messages.AlterPartitionReassignmentsRequest
+
+    def ask(replicas, index=0):
+        partition = asked.Topics.Partitions(partition_index=index, replicas=replicas)
+        request = asked(topics=[asked.Topics(name=topic, partitions=[partition])], timeout_ms=10_000)
+        response = wire.ask(request, version)
+        assert response.error_code == 0
+        return response.responses[0].partitions[0].error_code
+
+    assert ask([1]) == 0
+    assert ask([2]) == errors.INVALID_REPLICA_ASSIGNMENT
+    assert ask(None) == errors.NO_REASSIGNMENT_IN_PROGRESS
+    assert ask([1], index=1) == errors.UNKNOWN_TOPIC_OR_PARTITION
+
+
+@every_version("ListPartitionReassignments")
+def test_list_partition_reassignments(wire, version):
+    filled(wire, 1)
+    response = wire.ask(messages.ListPartitionReassignmentsRequest(topics=None, timeout_ms=10_000), version)
+    assert (response.error_code, response.topics) == (0, [])
+
+
 @every_version("CreatePartitions")
 def test_create_partitions(wire, version):
     topic, _ = filled(wire, 1)

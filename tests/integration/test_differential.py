@@ -33,7 +33,8 @@ pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 
 # they stand beside Kafka in tests of their own: test_delegation_tokens, test_quotas_jvm
 ELSEWHERE = {
-    "AlterClientQuotas", "CreateDelegationToken", "DescribeClientQuotas", "DescribeDelegationToken",
+    "AlterClientQuotas", "AlterPartitionReassignments", "AlterReplicaLogDirs", "ListPartitionReassignments",
+    "CreateDelegationToken", "DescribeClientQuotas", "DescribeDelegationToken",
     "ExpireDelegationToken", "RenewDelegationToken",
 }  # fmt: skip
 RARE = {"SaslHandshake", "AlterConfigs", "DeleteGroups", "ListConfigResources"}  # a run may not come to them

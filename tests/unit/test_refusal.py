@@ -178,6 +178,19 @@ ASKED = {
         lambda r: [(x.error_code, [(e.entity_type, e.entity_name) for e in x.entity]) for x in r.entries],
         [(CODE, [("user", None)])],
     ),
+    "AlterReplicaLogDirs": (
+        m.AlterReplicaLogDirsRequest(
+            dirs=[
+                m.AlterReplicaLogDirsRequest.Dirs(
+                    path=path,
+                    topics=[m.AlterReplicaLogDirsRequest.Dirs.Topics(name=name, partitions=[0, 3])],
+                )
+                for path, name in (("/a", "t"), ("/b", "u"))
+            ]
+        ),
+        lambda r: [(x.topic_name, p.partition_index, p.error_code) for x in r.results for p in x.partitions],
+        [("t", 0, CODE), ("t", 3, CODE), ("u", 0, CODE), ("u", 3, CODE)],
+    ),
     "DescribeAcls": (m.DescribeAclsRequest(), lambda r: (r.error_code, r.resources), (CODE, [])),
     "CreateAcls": (
         m.CreateAclsRequest(creations=[m.CreateAclsRequest.Creations(), m.CreateAclsRequest.Creations()]),

@@ -36,6 +36,7 @@ from kafkad.log.filenames import (
 )
 
 PIECE: Final = 8 << 20  # bytes copied in one go
+UNSYNCED_MAX: Final = 64 << 20  # bytes; many more at once would make the syncs of others wait
 INDEXES: Final = (INDEX, TIME_INDEX, TXN_INDEX)
 
 
@@ -64,11 +65,12 @@ class Copy:
         self.whole: set[int] = set()  # closed segments that are complete, and on disk
         self._bases: tuple[int, ...] = ()  # of the last sight
         self._stopped = False
+        self._unsynced = 0  # bytes of the segment that is being copied
         self._untidy = True  # there may be files that do not belong to the copy
 
     @property
     def size(self) -> int:
-        return sum(self.sizes.values())
+        return sum(list(self.sizes.values()))  # a thread may add to them
 
     def take_over(self, rows: Iterable[tuple[int, int]], below: int) -> None:
         """Trust what an earlier start has copied: all but the newest segment, where it equals the log's, and
@@ -176,6 +178,10 @@ class Copy:
         count = min(size - have, limit)
         if count > 0:
             copy_range(segment_file(source, base, LOG), self._path(base, LOG), have, count)
+            self._unsynced += count
+            if self._unsynced >= UNSYNCED_MAX:
+                _sync(self._path(base, LOG))
+                self._unsynced = 0
         self.sizes[base] = have + count
         return count
 

@@ -275,11 +275,9 @@ class Directory:
 
     def _without(self, name: str, keys: tuple[Key, ...]) -> dict[Key, int] | None:
         found = self._found(name)
-        gone = {
-            key
-            for key in keys
-            if key in found and not os.path.exists(os.path.join(self.path, partition_directory(*key)))
-        }
+        named = [key for key in keys if key in found]
+        there = self._names() if named else set()
+        gone = {key for key in named if partition_directory(*key) not in there}
         return {key: offset for key, offset in found.items() if key not in gone} if gone else None
 
     def _forgot(self, name: str, keys: tuple[Key, ...], _written: dict[Key, int]) -> None:
@@ -344,11 +342,15 @@ class Directory:
         ours = self.logs_by_key  # a log removed since `offsets` was taken may be another worker's by now
         merged = {key: offset for key, offset in self._found(name).items() if key not in ours}
         if merged and (self.keeper or not self.shared):
-            names = os.listdir(self.path)
-            there = {*names, *future_names(names)}  # a log that moves here has entries before its name
+            there = self._names()
             merged = {key: offset for key, offset in merged.items() if partition_directory(*key) in there}
         merged.update((key, offset) for key, offset in offsets.items() if key in ours)
         return merged
+
+    def _names(self) -> set[str]:
+        """The names here, and those that logs on their way will have: their entries come first."""
+        names = os.listdir(self.path)
+        return {*names, *future_names(names)}
 
     def _found(self, name: str) -> dict[Key, int]:
         # A file is replaced, never changed, so it is read again only if another file has its name. That file

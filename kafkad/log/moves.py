@@ -140,6 +140,8 @@ class Moves:
         self._moves: dict[Key, Move] = {}
         self._preferred: dict[Key, str] = {}
         self._found: dict[Key, list[tuple[Directory, str]]] = {}  # at the start
+        self._left: dict[Key, list[tuple[Directory, str]]] = {}  # of them, those without a log
+        self._started = self._telling = False
         self._debt = 0.0  # bytes copied ahead of the rate
         self._paid_ms = 0
         self._stopped = False
@@ -203,6 +205,8 @@ class Moves:
         if move is not None:
             self._end(move)
             self._remove(move.copy.directory, move.directory)
+        for directory, path in self._left.pop((topic, index), ()):
+            self._remove(path, directory)
 
     def _cancel(self, move: Move) -> None:
         logger.info("%s-%d does not move to %s", *move.key, move.directory.path)
@@ -210,7 +214,7 @@ class Moves:
         self._end(move)
         self._remove(move.copy.directory, move.directory)
         if told:
-            self.tell()
+            self._tell()
 
     def _remove(self, path: str, directory: Directory) -> None:
         if directory.offline:
@@ -291,6 +295,8 @@ class Moves:
                     if is_gone(*key):
                         logger.warning("%s is unknown to the metadata and is removed", path)
                         self._remove(path, directory)
+                    else:
+                        self._left.setdefault(key, []).append((directory, path))
                 elif (
                     key in self._moves
                     or self._place.directory_of(*key) is directory
@@ -314,6 +320,24 @@ class Moves:
 
     # -- in turns --------------------------------------------------------------------------------------------
 
+    def start(self) -> None:
+        """The worker serves: begin."""
+        self._started = True
+        self._pump()
+
+    def _tell(self) -> None:
+        """Soon, and once for all that move."""
+        if self._telling:
+            return
+        self._telling = True
+
+        def tell() -> None:
+            self._telling = False
+            if not self._stopped:
+                self.tell()
+
+        self._place.scheduler.call_later(LOOK_MS, tell)
+
     def _add(self, move: Move) -> None:
         move.log.cut_to = OFFSET_MAX
         self._moves[move.key] = move
@@ -322,7 +346,7 @@ class Moves:
     def _pump(self) -> None:
         busy = sum(move.stage is Stage.COPYING for move in self._moves.values())
         for move in self._moves.values():
-            if busy >= self.at_once or self._stopped:
+            if busy >= self.at_once or self._stopped or not self._started:
                 return
             if move.stage is Stage.WAITING:
                 move.stage = Stage.COPYING
@@ -344,6 +368,7 @@ class Moves:
         move.mind_cuts()
         sight = move.sight()
         if move.stage is Stage.SWAPPING:
+            self._charge(move.copy.left(sight.rows))
             self._run(move, partial(self._prepare, move, sight, self._entries(move)), self._prepared)
             return
         if move.copy.left(sight.rows) == 0 and move.stage is Stage.TELLING:
@@ -402,7 +427,7 @@ class Moves:
     def _copied(self, move: Move) -> None:
         """A piece is there, or there is nothing to copy."""
         now_ms = self._place.clock.monotonic_ms()
-        near = move.copy.left(move.sight().rows) <= NEAR
+        near = move.copy.left(move.sight().rows) <= min(NEAR, max(self.rate() // 4, 1))
         if move.stage is Stage.COPYING and near:
             move.stage = Stage.TELLING
             self._pump()
@@ -414,8 +439,9 @@ class Moves:
                     move.log.flusher.hold()
             elif move.told_ms < 0 or now_ms - move.told_ms >= TELL_AGAIN_MS:
                 move.told_ms = now_ms
-                self.tell()
-        self._again(move, LOOK_MS if move.stage is Stage.TELLING and near else 0)
+                self._tell()
+        waits = move.stage is Stage.TELLING and near
+        self._again(move, min(max((now_ms - move.told_ms) // 4, LOOK_MS), AGAIN_MS) if waits else 0)
 
     # -- the end of a move -----------------------------------------------------------------------------------
 
@@ -493,7 +519,7 @@ class Moves:
                 raise
 
         try:
-            log.native.close_files()  # which completes the indexes
+            self._complete_indexes(log)
             move.copy.add_tail(move.sight())
             log.relocate(target, rename)
         except (OSError, SourceError) as e:
@@ -506,6 +532,12 @@ class Moves:
         self._end(move)
         log.request_flush()
         self.on_moved(log)
+
+    def _complete_indexes(self, log: Log) -> None:
+        try:
+            log.native.close_files()
+        except OSError as e:
+            raise SourceError(log.directory) from e
 
     def _release(self, move: Move) -> None:
         if move.held_ms >= 0:
@@ -528,7 +560,7 @@ class Moves:
             told = move.told_ms >= 0
             self._end(move, forget=move.directory is directory)
             if told:
-                self._place.scheduler.call_later(0, self.tell)
+                self._tell()
 
     def close(self, clean: bool) -> list[Directory]:
         """Before the logs are closed. The next start goes on with the moves. Return the directories with a

@@ -658,6 +658,7 @@ class Worker:
             )  # fmt: skip
             cleaner.start()
             self._started("log cleaner", cleaner.stop)
+        self.log_dirs.moves.start()
         if self.me == LEADER:
             snapshots = MetadataSnapshots(self.raft, self.scheduler)
             background.add("metadata snapshot", lambda: 10_000, snapshots.make_if_due)

@@ -384,6 +384,9 @@ class LeaderFetcher:
 
     def _fail(self, key: Key, followed: Followed, why: str, level: int = logging.ERROR) -> None:
         self._report(followed, f"it is fetched no more in leader epoch {followed.epoch}: {why}", level)
+        if followed.timer is not None:
+            followed.timer.cancel()
+            followed.timer = None
         self.native.stop(*key, FAILED)
 
     def _cut(self, key: Key, followed: Followed, to: Cut | StartAnew) -> None:
@@ -434,12 +437,11 @@ class LeaderFetcher:
             try:
                 opened = await self._open()
                 secured = await self._secured(opened)
+                await self._watch(opened, secured)
             except (OSError, TimeoutError, UnicodeError) as trouble:
                 self._say(f"it cannot be reached: {getattr(trouble, 'strerror', None) or trouble!r}")
             except (Unusable, Unreachable) as trouble:
                 self._say(str(trouble))
-            else:
-                await self._watch(opened, secured)
             failures = 0 if self.native.answers > answers else failures + 1
             wait_ms = min(RECONNECT_MS << min(failures, 10), RECONNECT_MS_MAX)
             await asyncio.sleep(wait_ms * self.fetchers.random.uniform(0.8, 1.2) / 1000)
@@ -490,12 +492,16 @@ class LeaderFetcher:
             raise
 
     async def _watch(self, opened: socket.socket, secured: Secured) -> None:
-        """Fetch over a connection until it is lost."""
+        """Fetch over a connection until it is lost. Raises OSError if the reactor cannot take it."""
         loop, config = self.fetchers.loop, self.fetchers.config
         epoch = self.fetchers.broker_epoch()
         renew_at = loop.time() + (FOR_EVER_S if secured.renew_s is None else secured.renew_s)
         self._lost.clear()
-        self.native.attach(opened.fileno(), epoch, secured.tls)
+        try:
+            self.native.attach(opened.fileno(), epoch, secured.tls)
+        except OSError:
+            opened.close()
+            raise
         opened.detach()
         while not self._lost.is_set():
             with contextlib.suppress(TimeoutError):

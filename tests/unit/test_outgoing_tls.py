@@ -237,3 +237,25 @@ def test_a_peer_without_tls_is_named(world, stores):
     world.far.raw.send(b"\0\0\0\x10 not a handshake")
     with pytest.raises(TlsError, match="the other node does not speak TLS there"):
         tls.shake()
+
+
+def test_tls_that_is_closed_or_handed_over_is_not_used(world, stores):
+    tls = world.shake(world.begin(stores))
+    with pytest.raises(ValueError, match="a read of 0 bytes"):
+        tls.read(0)
+    tls.close()
+    tls.close()
+    for use in (tls.shake, tls.push, lambda: tls.waits, lambda: tls.write(b"x"), lambda: tls.read(1)):
+        with pytest.raises(ValueError, match="this TLS is closed"):
+            use()
+
+
+def test_no_plaintext_is_sent_where_the_handshake_is_not_over(world, stores):
+    world.log()
+    for tls in (world.begin(stores), world.begin(stores)):
+        with pytest.raises(ValueError, match="the handshake of this connection is not over"):
+            world.fetch.attach(world.near.fileno(), 77, tls)
+        assert not world.fetch.connected
+        tls.close()
+    with pytest.raises(ValueError, match="the handshake of this connection is not over"):
+        world.fetch.attach(world.near.fileno(), 77, tls)

@@ -3,12 +3,15 @@
 import os
 import random
 import socket
+import time
 
 import pytest
 
 from kafkad._native.serving.partition_table import PartitionTable
 from kafkad._native.serving.reactor import Reactor
 from kafkad._native.serving.replica_fetch import DELAYED, FAILED, FETCHING, TRUNCATING, ReplicaFetch
+from kafkad._native.serving.replication_quota import FOLLOWER, ReplicationQuota
+from kafkad._native.shared.quota_table import QuotaTable
 from kafkad.log import runs
 from kafkad.log.log import Log
 from kafkad.protocol import codec, messages
@@ -34,16 +37,19 @@ class World:
         self.version = options.get("version", 18)
         self.logs = {}
         self.far = None
+        self.during_call = lambda: None  # what a call for a log leads to
 
     def __getattr__(self, name):
-        if name in ("error", "diverged", "trouble", "refused", "answered", "paused", "lost"):
+        if name in ("error", "diverged", "trouble", "refused", "answered", "paused", "throttled", "lost"):
             return lambda *arguments: self.told.append((name, *arguments))
         raise AttributeError(name)
 
     def go_on(self, log, base, epoch, now_ms):
+        self.during_call()
         runs.go_on(log, base, epoch, now_ms)
 
     def overlap(self, log, base, last):
+        self.during_call()
         anew = truncation.begins_anew(log.log_start_offset, log.end_offset, base, last)
         if anew is not None:
             log.truncate_fully_and_start_at(anew.offset)
@@ -534,6 +540,106 @@ def test_a_hostile_leader_costs_one_connection(tmp_path, rounds):
     for log in logs:
         assert stored_by(log) is not None
     world.close()
+
+
+def raising(error):
+    raise error
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_partition_may_be_removed_while_its_log_is_called(world, leader, connected, fails):
+    one, two = world.log(0), world.log(1)
+    leader.append(count=3)
+    records = stored(leader)
+    world.connect()
+    world.asked()
+
+    def remove():
+        world.during_call = lambda: None
+        assert world.fetch.remove(TOPIC, 0)
+        if not connected:
+            world.fetch.detach("nothing else is fetched")
+        if fails:
+            raise OSError(28, "no space")
+
+    world.during_call = remove  # at the first epoch
+    world.answer([((TOPIC, 0), {"records": records}), ((TOPIC, 1), {"records": records})])
+    assert one.end_offset == 0 and len(world.fetch) == 1
+    if connected:
+        assert two.end_offset == 3 and world.told == []
+        assert world.asked()[2:] == ({(TOPIC, 1): (0, 3, 0, 0)}, {(TOPIC, 0)})
+    else:
+        assert two.end_offset == 0 and world.told == [("lost", "nothing else is fetched")]
+
+
+def test_a_large_buffer_outlives_a_connection_that_is_closed_while_a_log_is_called(world, leader):
+    world.log(0, segment_bytes=1 << 20)
+    leader.log.update_config(topic_config(max_message_bytes=16 << 20))
+    leader.append()
+    leader.append(size=9 << 20)  # asks for a new segment when it has come whole
+    world.connect()
+    world.asked()
+    calls = []
+
+    def detach():
+        calls.append(world.fetch.buffer_bytes)
+        if len(calls) == 2:
+            world.fetch.detach("enough")
+
+    world.during_call = detach
+    world.answer([((TOPIC, 0), {"records": stored(leader)})])
+    world.poll(400)
+    assert len(calls) == 2 and calls[1] > 9 << 20
+    assert world.told == [("lost", "enough")] and world.fetch.buffer_bytes == 0
+
+
+def test_an_overlap_that_cannot_be_handled_is_told_once(world, leader):
+    log = world.log()
+    leader.append(count=2)
+    world.connect()
+    world.asked()
+    world.answer([((TOPIC, 0), {"records": stored(leader)})])
+    leader.log.truncate_to(0)
+    leader.append(count=5)
+    world.asked()
+    error = OSError(28, "no space")
+    world.during_call = lambda: raising(error)
+    world.answer([((TOPIC, 0), {"records": stored(leader)})])
+    assert log.end_offset == 2
+    assert world.told == [("refused", TOPIC, 0, 0, error)]
+    assert world.fetch.state_of(TOPIC, 0)[0] == DELAYED
+
+
+def test_a_partition_that_stopped_while_it_was_throttled_is_fetched_again(tmp_path):
+    table = QuotaTable(1)
+    table.enter(0)
+    quota = ReplicationQuota(table)
+    world = World(tmp_path, quota=quota)
+    one, _ = world.log(0), world.log(1)
+    world.connect()
+    world.asked()
+    one.native.throttled = 1 << FOLLOWER
+    quota.limit(FOLLOWER, 1)
+    quota.add(FOLLOWER, 1 << 20, int(time.monotonic() * 1000))
+    world.answer()
+    assert world.asked()[2:] == ({}, {(TOPIC, 0)})  # held back
+    world.fetch.stop(TOPIC, 0, DELAYED)
+    world.answer()
+    world.asked()
+    quota.limit(FOLLOWER, None)
+    world.fetch.resume(TOPIC, 0)
+    world.answer()
+    assert world.asked()[2] == {(TOPIC, 0): (0, 0, -1, 0)}
+    world.close()
+
+
+@pytest.mark.parametrize("options", [{"version": 12}, {"version": 19}, {"client_id": b""}])
+def test_what_cannot_be_asked_for_is_refused(tmp_path, options):
+    reactor = Reactor(PartitionTable(), None)
+    with pytest.raises(ValueError):
+        ReplicaFetch(reactor, None, **{"broker_id": 7, "client_id": b"id", **options})
+    reactor.close()
 
 
 def test_states_have_numbers():

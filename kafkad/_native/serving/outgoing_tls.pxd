@@ -9,3 +9,5 @@ cdef class OutgoingTls:
     cdef TlsContext context
 
     cdef Tls* release(self) noexcept        # to the caller
+    cdef bint is_open(self) noexcept        # the handshake is over, and it is not closed
+    cdef Tls* held(self) except NULL

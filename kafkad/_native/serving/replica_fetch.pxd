@@ -38,7 +38,8 @@ cdef class ReplicaFetch:
     cdef int32_t count, capacity
     cdef Followed** changed         # those whose place in the session is to be told anew
     cdef int32_t changed_count, changed_capacity
-    cdef list forgotten             # (topic id, index) that the session has and should not
+    cdef dict forgotten             # keys: (topic id, index) that the session has and should not
+    cdef list removed               # partitions removed while the buffer is being parsed: kept until that is over
     cdef list events                # to be told to `sink` when the answer at hand is left alone
     # the session and the request under way
     cdef int32_t session_id, session_epoch, correlation
@@ -66,6 +67,7 @@ cdef class ReplicaFetch:
     cdef int64_t high_watermark, log_start
     cdef int32_t diverging_epoch
     cdef int64_t diverging_end
+    cdef bint reading               # the buffer is being parsed
     cdef bint moved                 # this answer brought something
     cdef const char* trouble        # why the answer cannot be read on
     cdef int gone_on                # how often Python was asked at this place
@@ -89,11 +91,15 @@ cdef class ReplicaFetch:
     cdef int records(self) noexcept nogil
     cdef void records_over(self) noexcept nogil
     cdef void partition_over(self) noexcept nogil
+    cdef void marks_over(self, Followed* followed) noexcept nogil
     cdef int answer_over(self) noexcept nogil
     cdef int make_room(self, size_t wanted) noexcept nogil
     cdef void note(self, Followed* followed, uint8_t state, int code, const char* why) noexcept nogil
     cdef bint go_on(self, int64_t base, int32_t epoch) noexcept
     cdef bint overlap(self, int64_t base, int64_t last) noexcept
+    cdef void raise_log_start(self) noexcept
+    cdef void note_refused(self, object error) noexcept
+    cdef void drop_large_buffer(self) noexcept nogil
     cdef void hold_back(self) noexcept nogil
     cdef int build(self) except -1
     cdef void fetch_next(self) noexcept nogil

@@ -43,6 +43,8 @@ from kafkad._native.wire.primitives cimport (
 
 import os
 
+cimport cython
+
 cdef enum:
     FETCH_KEY = 1
     BUFFER_BYTES = 1 << 20
@@ -63,6 +65,7 @@ cdef void link_ready(void* owner) noexcept nogil:
     (<ReplicaFetch>owner).read_on()
 
 
+@cython.no_gc_clear              # __dealloc__ needs the reactor's core
 cdef class ReplicaFetch:
     """See kafkad/_native/serving/replica_fetch.pyi for the arguments and methods."""
 
@@ -87,13 +90,15 @@ cdef class ReplicaFetch:
         self.batch_bytes_max = batch_bytes_max
         self.answer_bytes_max = <int32_t>min(
             <int64_t>max_bytes + batch_bytes_max + ANSWER_SLACK, <int64_t>INT32_MAX)
-        self.forgotten = []
+        self.forgotten = {}
         self.events = []
+        self.removed = []
         self.quota = quota
 
     def __dealloc__(self):
         cdef int32_t i
-        outgoing_close(&self.link)
+        if self.link.core is not NULL:
+            outgoing_close(&self.link)
         for i in range(self.count):
             Py_DECREF(<object>self.followed[i].partition)
             free(self.followed[i])
@@ -158,8 +163,7 @@ cdef class ReplicaFetch:
         followed.lag = -1
         followed.partition = <PyObject*>partition
         Py_INCREF(partition)
-        if (topic_id, index) in self.forgotten:
-            self.forgotten.remove((topic_id, index))
+        if self.forgotten.pop((topic_id, index), None):
             followed.in_session = True          # it is told anew
         at = self.place_of(followed.topic_id, index)
         memmove(&self.followed[at + 1], &self.followed[at], (self.count - at) * sizeof(Followed*))
@@ -184,9 +188,11 @@ cdef class ReplicaFetch:
                     self.changed[i] = self.changed[self.changed_count]
                     break
         if followed.in_session:
-            self.forgotten.append((topic_id, index))
+            self.forgotten[topic_id, index] = True
         if self.current is followed:
             self.current = NULL
+        if self.reading:                        # its code may be what called back
+            self.removed.append(<object>followed.partition)
         Py_DECREF(<object>followed.partition)
         free(followed)
         return True
@@ -248,6 +254,8 @@ cdef class ReplicaFetch:
         cdef Reactor reactor = self.reactor
         cdef int failure
         KAFKAD_CHECK(self.link.fd < 0)
+        if tls is not None and not tls.is_open():
+            raise ValueError("the handshake of this connection is not over, or it is closed")
         if self.buffer is NULL:
             self.buffer = <uint8_t*>malloc(BUFFER_BYTES)
             if self.buffer is NULL:
@@ -288,11 +296,15 @@ cdef class ReplicaFetch:
         outgoing_close(&self.link)
         self.current = NULL
         self.sent_ms = 0
+        if not self.reading:
+            self.drop_large_buffer()
+        self.events.append(("lost", (reason,)))
+
+    cdef void drop_large_buffer(self) noexcept nogil:
         if self.capacity_bytes > BUFFER_BYTES:
             free(self.buffer)
             self.buffer = NULL
             self.capacity_bytes = 0
-        self.events.append(("lost", (reason,)))
 
     cdef void deliver(self) noexcept:
         try:
@@ -347,11 +359,12 @@ cdef class ReplicaFetch:
         self.held = 0
         for i in range(self.count):
             followed = self.followed[i]
-            held = exceeded and followed.lag != 0 and (<Partition>followed.partition).throttled & (1 << FOLLOWER_SIDE)
+            held = exceeded and followed.state == FETCHING and followed.lag != 0 and (
+                (<Partition>followed.partition).throttled & (1 << FOLLOWER_SIDE)) != 0
             if held != followed.held:
                 followed.held = held
                 self.list_changed(followed)
-            self.held += held and followed.state == FETCHING
+            self.held += held
 
     cdef int build(self) except -1:
         # 1: a request stands in `request`. 0: there is nothing to fetch.
@@ -388,7 +401,7 @@ cdef class ReplicaFetch:
                 followed.listed = False
                 if followed.in_session:
                     followed.in_session = False
-                    self.forgotten.append((PyBytes_FromStringAndSize(<char*>followed.topic_id, 16), followed.index))
+                    self.forgotten[PyBytes_FromStringAndSize(<char*>followed.topic_id, 16), followed.index] = True
         self.changed_count = kept
         self.correlation = (self.correlation + 1) & INT32_MAX
         out.size = 0
@@ -465,16 +478,21 @@ cdef class ReplicaFetch:
         self.end += n
         self.bytes_read += n
         self.trouble = NULL
-        while True:
+        self.reading = True
+        state = 1
+        while state > 0 and self.link.fd >= 0:
             state = self.parse()
-            if state <= 0:
-                break
-        if state < 0:
+        self.reading = False
+        if self.link.fd < 0:                            # `sink` has closed it
+            self.drop_large_buffer()
+        elif state < 0:
             with gil:
                 self.lose(self.trouble.decode() if self.trouble is not NULL else "its answer does not parse")
         if self.begin == self.end:
             self.begin = self.end = 0
         with gil:
+            if self.removed:
+                self.removed.clear()
             if self.events:
                 self.deliver()
 
@@ -511,6 +529,9 @@ cdef class ReplicaFetch:
                 return 0
             if self.sent_ms == 0:
                 self.trouble = b"it answers what was not asked"
+                return -1
+            if self.link.out_sent < self.link.out_size:
+                self.trouble = b"it answers a request that it has not got whole"
                 return -1
             if there < 4:
                 return 0
@@ -718,13 +739,16 @@ cdef class ReplicaFetch:
             self.buffer + self.begin, there, self.link.core.now_ms, &run)
         if run.taken:
             self.moved = True
-            if self.quota is not None and (<Partition>self.current.partition).throttled & (1 << FOLLOWER_SIDE):
-                self.quota.count(FOLLOWER_SIDE, run.taken, self.link.core.monotonic_ms)
             self.batches_bytes += run.taken
             self.gone_on = 0
             self.begin += run.taken
             self.frame_left -= run.taken
             self.records_left -= run.taken
+        if self.current is NULL:                        # the log has called back, and it was removed
+            return self.skip_records()
+        if run.taken:
+            if self.quota is not None and (<Partition>self.current.partition).throttled & (1 << FOLLOWER_SIDE):
+                self.quota.count(FOLLOWER_SIDE, run.taken, self.link.core.monotonic_ms)
             self.list_changed(self.current)
         if code == 0:
             if self.records_left == 0:
@@ -750,7 +774,8 @@ cdef class ReplicaFetch:
             with gil:
                 if self.gone_on == 1 and self.overlap(run.base_offset, run.last_offset):
                     return 1
-            self.note(self.current, FAILED, 0, b"a batch begins below the end of the log")
+            if self.current is not NULL and self.current.state == FETCHING:
+                self.note(self.current, FAILED, 0, b"a batch begins below the end of the log")
         elif code == CORRUPT_MESSAGE:
             self.note(self.current, DELAYED, code, b"the leader sent a batch that is damaged")
         elif code != RUN_NEWER:
@@ -771,10 +796,12 @@ cdef class ReplicaFetch:
 
     cdef void partition_over(self) noexcept nogil:
         cdef Followed* followed = self.current
-        cdef Row* row
+        if followed is not NULL and followed.state == FETCHING:
+            self.marks_over(followed)
         self.current = NULL
-        if followed is NULL or followed.state != FETCHING:
-            return
+
+    cdef void marks_over(self, Followed* followed) noexcept nogil:
+        cdef Row* row
         if self.code != 0:
             self.note(followed, DELAYED, self.code, NULL)
             return
@@ -791,9 +818,11 @@ cdef class ReplicaFetch:
         followed.lag = max(self.high_watermark - row.log_end_offset, 0)
         if (<Partition>followed.partition).follow_marks(self.high_watermark, self.log_start):
             self.moved = True
-            with gil:
-                raise_log_start(self, followed, self.log_start)
-            self.list_changed(followed)
+            if self.current is not NULL:
+                with gil:
+                    self.raise_log_start()
+            if self.current is not NULL:
+                self.list_changed(followed)
 
     cdef void note(self, Followed* followed, uint8_t state, int code, const char* why) noexcept nogil:
         # It stops: `sink` decides for how long.
@@ -808,25 +837,34 @@ cdef class ReplicaFetch:
                                                 why.decode())))
 
     cdef bint go_on(self, int64_t base, int32_t epoch) noexcept:
-        cdef Followed* followed = self.current
-        log = (<Partition>followed.partition).log
         try:
-            self.sink.go_on(log, base, epoch, self.link.core.now_ms)
-            return True
+            self.sink.go_on((<Partition>self.current.partition).log, base, epoch, self.link.core.now_ms)
+            return self.current is not NULL
         except Exception as e:
-            followed.state = DELAYED
-            self.list_changed(followed)
-            topic_id = PyBytes_FromStringAndSize(<char*>followed.topic_id, 16)
-            self.events.append(("refused", (topic_id, followed.index, followed.leader_epoch, e)))
+            self.note_refused(e)
             return False
 
     cdef bint overlap(self, int64_t base, int64_t last) noexcept:
         try:
-            return self.sink.overlap((<Partition>self.current.partition).log, base, last)
+            return self.sink.overlap((<Partition>self.current.partition).log, base, last) and self.current is not NULL
         except Exception as e:
-            topic_id = PyBytes_FromStringAndSize(<char*>self.current.topic_id, 16)
-            self.events.append(("refused", (topic_id, self.current.index, self.current.leader_epoch, e)))
+            self.note_refused(e)
             return False
+
+    cdef void raise_log_start(self) noexcept:
+        try:
+            (<Partition>self.current.partition).log.advance_log_start(self.log_start)
+        except Exception as e:
+            self.note_refused(e)
+
+    cdef void note_refused(self, object error) noexcept:
+        # `current` is NULL if the call that failed has removed or stopped it.
+        cdef Followed* followed = self.current
+        if followed is not NULL:
+            followed.state = DELAYED
+            self.list_changed(followed)
+            topic_id = PyBytes_FromStringAndSize(<char*>followed.topic_id, 16)
+            self.events.append(("refused", (topic_id, followed.index, followed.leader_epoch, error)))
 
     cdef int answer_over(self) noexcept nogil:
         cdef int64_t now = self.link.core.monotonic_ms
@@ -875,12 +913,3 @@ cdef class ReplicaFetch:
             self.deliver()
         if self.link.fd >= 0 and self.sent_ms == 0:
             self.fetch_next()
-
-
-cdef void raise_log_start(ReplicaFetch self, Followed* followed, int64_t log_start) noexcept:
-    try:
-        (<Partition>followed.partition).log.advance_log_start(log_start)
-    except Exception as e:
-        topic_id = PyBytes_FromStringAndSize(<char*>followed.topic_id, 16)
-        followed.state = DELAYED
-        self.events.append(("refused", (topic_id, followed.index, followed.leader_epoch, e)))

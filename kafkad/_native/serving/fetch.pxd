@@ -7,13 +7,13 @@ from kafkad._native.serving.partition_table cimport Entry
 from kafkad._native.wire.primitives cimport Cursor
 from kafkad._native.serving.fetch_state cimport FetchRequest, Fetching
 
-# NULL, or why the connection must be closed. `body` stands behind the client id.
+# Returns NULL, or why the connection must be closed. `body` points behind the client id.
 cdef const char* fetch_frame(Fetching self, Conn* conn, int16_t version, int32_t correlation_id,
                              const uint8_t* client, int16_t client_size, Cursor* body) noexcept nogil
-cdef void fetch_advanced(Fetching self, Entry* entry, uint32_t why) noexcept nogil    # marks who is to be answered,
+cdef void fetch_advanced(Fetching self, Entry* entry, uint32_t why) noexcept nogil    # marks the requests to answer,
 cdef void fetch_drop_orphans(Fetching self) noexcept nogil
 cdef void fetch_session_left(Core* core, int32_t id) noexcept nogil
 cdef void fetch_settle(Fetching self) noexcept nogil                                  # and answers them
 
-# Of an old version (old_fetch.pyx), after the conversion: reads anew, and takes over the session.
+# For an old version (old_fetch.pyx), after the conversion: reads again, and takes over the session.
 cdef void go_on(Fetching self, FetchRequest* request, Slot* slot) noexcept nogil

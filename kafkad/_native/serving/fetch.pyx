@@ -1,21 +1,20 @@
 """Fetch (key 1), v0 to v18, from the frame to the answer.
 
-v0-3 messages of magic 0 and 1 (old_fetch.pyx). v1 throttle time. v3 max bytes. v4 isolation level. v5 log start offset. v7 sessions (KIP-227). v9 leader epoch (KIP-320). v11 rack (near_replicas.pyx). v12 flexible, last fetched epoch (KIP-595).
-v13 topic ids. v15 replica
-state is tagged. v16 the answer names the current leader. v17 directory id, v18 high watermark: followers', not used here.
+v0-3 messages of magic 0 and 1 (old_fetch.pyx). v1 throttle time. v3 max bytes. v4 isolation level. v5 log start offset.
+v7 sessions (KIP-227). v9 leader epoch (KIP-320). v11 rack (near_replicas.pyx). v12 flexible, last fetched epoch (KIP-595).
+v13 topic ids. v15 the replica state is a tag. v16 the answer names the current leader. v17 directory id and v18 high
+watermark: sent by followers, not used here.
 
-A request becomes a session (an old one, a new one, or one for the time of the request: fetch_session.pyx), whose
-partitions are read in order until the bytes are used up; the first that has data gives at least one batch (KIP-74). When
-that is too little and the client will wait, the request waits on the entries of its partitions; each advance of one
-counts its bytes again, and the request is read anew and answered at min_bytes, an error, or the deadline (DelayedFetch).
-The answer is header bytes and regions of log files (fetch_answers.pyx).
+    session   each request has one: cached, new, or for this request only (fetch_session.pyx)
+    read      the partitions in order, up to the byte limits; the first that has data gives at least one batch (KIP-74)
+    wait      if there are too few bytes, the request waits on the entries of its partitions. When one advances, its bytes
+              are counted again. At min_bytes, an error or the deadline the request is read again (DelayedFetch)
+    answer    header bytes and regions of log files (fetch_answers.pyx); its size is charged to the client's quota
 
-A request of a session that another still waits on answers that other one first: its epoch is over.
+If another request of the session still waits, it is answered first: its session epoch is over.
 
-A follower's Fetch reads to the end of the log, and says by its offsets how far the follower has it (`read_for_replica`).
-The answer's size is charged to the client's quota (quota.pyx).
-
-Consumers of v11 and later may read from followers, up to the high watermark that these know (KIP-392)."""
+A follower's Fetch reads up to the end of the log. Its offsets tell the leader how far the follower is
+(`read_for_replica`). Consumers with v11 and later may read from followers, up to the high watermark known there (KIP-392)."""
 
 from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -62,13 +61,14 @@ cdef enum:
     FINAL_EPOCH = -1                    # close it, ask for none
     REPLICA_STATE_TAG = 1
     REQUEST_SIZE_MAX = 8 * 1024 * 1024
-    # Topics and partitions of a request, forgotten ones too, and partitions of a session. A partition costs 0.3 us and 200
-    # bytes of memory, up to nine times its bytes in the request: so others wait no longer than some 25 ms for one request.
+    # Limit for the topics and partitions of a request, with those to forget, and for the partitions of a session. A
+    # partition costs 0.3 us and 200 bytes of memory (up to nine times its bytes in the request), so one request delays
+    # others by at most about 25 ms.
     ELEMENTS_MAX = 64 * 1024
-    DECIDING_NS = 4_000_000             # one turn asks the authorizer for so long for one request
-    HEAD_SIZE = 20                      # of an answer, and of a partition in it, without records: about
+    DECIDING_NS = 4_000_000             # per turn, for asking the authorizer about one request
+    HEAD_SIZE = 20                      # estimates: of an answer's head, and of a partition in it, without records
     PARTITION_SIZE = 60
-    ANSWER_BYTES_MAX = 1 << 30          # of records: with what stands around them it must be a frame
+    ANSWER_BYTES_MAX = 1 << 30          # of records: the whole answer must fit a frame
 
 cdef const char* MALFORMED = "a Fetch does not parse"
 cdef const char* TOO_MANY = "a Fetch names more than 65536 topics and partitions"
@@ -77,7 +77,7 @@ cdef const char* TOO_MANY = "a Fetch names more than 65536 topics and partitions
 # -- parsing -----------------------------------------------------------------------------------------------
 
 cdef TopicKey* read_topic(Fetching self, Cursor* body, int16_t version, bint wanted) noexcept nogil:
-    """A topic's name or id; its key (a new reference) when `wanted`."""
+    """Parse a topic's name or id. Return its key (a new reference) if `wanted`, otherwise NULL."""
     cdef int32_t size
     cdef const uint8_t* data
     cdef Topic* topic
@@ -99,7 +99,7 @@ cdef TopicKey* read_topic(Fetching self, Cursor* body, int16_t version, bint wan
 
 
 cdef void walk_topics(Fetching self, Cursor* body, int16_t version, Session* session, bint forget) noexcept nogil:
-    """Parses topics and forgotten topics, and updates `session` unless it is NULL. A full request forgets nothing."""
+    """Parse topics and, with `forget`, topics to forget. Update `session` unless it is NULL."""
     cdef bint flexible = version >= 12
     cdef size_t smallest = 33 if version >= 12 else 28 if version >= 9 else 24 if version >= 5 else 16
     cdef size_t topic_smallest = 18 if version >= 13 else 3 if version >= 12 else 6
@@ -164,7 +164,7 @@ cdef void walk_topics(Fetching self, Cursor* body, int16_t version, Session* ses
 
 
 cdef bint parse(Fetching self, Cursor* body, FetchRequest* request, Cursor* topics) noexcept nogil:
-    """All of the body; `topics` is left where they begin."""
+    """Parse the whole body. `topics` is set to where the topics begin."""
     cdef int16_t version = request.version
     cdef uint32_t tags, tag, size
     cdef const uint8_t* data
@@ -212,7 +212,7 @@ cdef int unknown_code(Fetching self, Fetched* fetched) noexcept nogil:
 
 cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read, bint* failed,
                        uint32_t* known) noexcept nogil:
-    """Reads every partition of the session in order into `results`; answers how many there are."""
+    """Read every partition of the session in order into `results`; return their number."""
     cdef Session* session = request.session
     cdef Fetched* fetched
     cdef Result* result
@@ -254,7 +254,7 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
             failed[0] = failed[0] or result.diverging_epoch >= 0
         elif request.rack and find_near(request.rack, entry, <Partition>entry.partition, result):
             result.code = 0
-            failed[0] = True                            # it is told at once
+            failed[0] = True                            # answered at once
         else:
             limit = min(left, <int64_t>fetched.bytes_max)
             result.code = read_warm(self, request, entry, fetched, limit, at_least_one, &result.read)
@@ -280,7 +280,7 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
             if result.code == KAFKA_STORAGE_ERROR and request.version <= 5:
                 result.code = NOT_LEADER_OR_FOLLOWER    # older clients do not know the other
         elif result.read.size:
-            at_least_one = request.version < 3          # then each partition has a limit of its own
+            at_least_one = request.version < 3          # older versions have no limit for the whole answer
             bytes_read[0] += result.read.available
             left = max(left - result.read.size, 0)
         fetched = fetched.next
@@ -294,7 +294,7 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
 # -- sessions, the answer -----------------------------------------------------------------------------------
 
 cdef bint is_over_quota(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil:
-    """Charges what is to be sent. True: it must not be sent. What stands around the records is an estimate."""
+    """Charge the answer to the quota. Return True if it must not be sent. Bytes other than records are estimated."""
     cdef int64_t size = HEAD_SIZE
     cdef int64_t overtime_ms = 0
     cdef bint empty = False
@@ -341,7 +341,7 @@ cdef void fetch_drop_orphans(Fetching self) noexcept nogil:
 # -- one request -------------------------------------------------------------------------------------------
 
 cdef int open_session(Fetching self, FetchRequest* request, Cursor* topics) noexcept nogil:
-    """FetchManager.newContext: 0 with `request.session` set, or the error of the session."""
+    """Set `request.session` and return 0, or return a session error (FetchManager.newContext)."""
     cdef Session* session = NULL
     cdef Cursor updates = topics[0]
     cdef bint full = request.session_epoch == INITIAL_EPOCH or request.session_epoch == FINAL_EPOCH
@@ -377,7 +377,7 @@ cdef int open_session(Fetching self, FetchRequest* request, Cursor* topics) noex
         if session.count:
             session_release(session)
             return FETCH_SESSION_ID_NOT_FOUND
-        session_release(session)                        # empty: what the request names is read
+        session_release(session)                        # empty: read the partitions that the request names
         request.session = session_new(request.version >= 13, &self.freed)
         request.session.privileged = request.replica_id >= 0
         walk_topics(self, topics, request.version, request.session, False)
@@ -434,9 +434,9 @@ cdef inline bint is_denied(const FetchRequest* request, const Fetched* fetched) 
 
 
 cdef bint decide(Fetching self, Conn* conn, FetchRequest* request) noexcept nogil:
-    """What of the session the client may read. False: the authorizer was asked for as long as one turn may take.
+    """Decide which partitions of the session the client may read. Return False if the turn is over before that.
 
-    An id that nobody knows is no topic: its error comes first."""
+    An unknown topic id is not checked: its error comes first."""
     cdef Fetched* fetched = request.session.first
     cdef uint64_t asked = self.core.acl_asks
     cdef int64_t end_ns = 0
@@ -466,7 +466,7 @@ cdef void go_on(Fetching self, FetchRequest* request, Slot* slot) noexcept nogil
     cdef bint failed
     cdef uint32_t known
     cdef uint32_t count = read_all(self, request, &bytes_read, &failed, &known)
-    if slot.conn.closed:                                # by Python, in between
+    if slot.conn.closed:                                # by Python, meanwhile
         drop_results(self, count)
         session_release(request.session)
     elif has_answer(self, request, bytes_read, failed, known):
@@ -483,7 +483,7 @@ cdef inline bint has_answer(Fetching self, const FetchRequest* request, int64_t 
 
 
 cdef inline bint may_wait(Fetching self, const FetchRequest* request) noexcept nogil:
-    """Requests that wait may hold half of the memory for frames; beyond it they are answered early, which is allowed."""
+    """Waiting requests may hold half of the memory for frames. Beyond that they are answered early, which is allowed."""
     return request.session.cached or (
         self.core.stats.buffered_bytes + request.session.bytes <= self.core.buffered_bytes_max // 2)
 
@@ -523,7 +523,7 @@ cdef void wait_for_data(Fetching self, Slot* slot, FetchRequest* request, uint32
         fetched = fetched.next
     self.core.stats.fetch_waits += 1
     fetch.job = self.cold_job
-    if fetch.job is not NULL:                           # which ends, whatever the client's patience
+    if fetch.job is not NULL:                           # it ends by itself: no timer
         fetch.job.waiter = fetch
         fetch.job.done = fetch_warm
         fetch.request.cold_rounds += 1
@@ -548,7 +548,7 @@ cdef void stop_waiting(Core* core, WaitingFetch* fetch) noexcept nogil:
 
 
 cdef void complete(Fetching self, WaitingFetch* fetch) noexcept nogil:
-    """Answers with what there is by now."""
+    """Read again and answer."""
     cdef bint timed
     stop_waiting(self.core, fetch)
     fetch.slot.cancel = fetch_abandoned                 # while Python may run
@@ -559,7 +559,7 @@ cdef void complete(Fetching self, WaitingFetch* fetch) noexcept nogil:
 
 
 cdef void settle_fetch(Fetching self, WaitingFetch* fetch, bint patient) noexcept nogil:
-    """Answers, or begins to wait anew: for the disk, or if `patient` for data. `fetch` itself waits no more."""
+    """Answer, or wait again: for the disk or, if `patient`, for data. `fetch` is freed."""
     cdef int64_t bytes_read
     cdef bint failed
     cdef uint32_t known, count
@@ -578,7 +578,7 @@ cdef void settle_fetch(Fetching self, WaitingFetch* fetch, bint patient) noexcep
 
 
 cdef void wait_for_rights(Fetching self, Slot* slot, FetchRequest* request) noexcept nogil:
-    """The others have their turn before more of it is decided."""
+    """Continue with the rights of this request in a later turn, after other connections."""
     cdef WaitingFetch* fetch = waiting_new(self, slot, request)
     timer_start(self.core, &fetch.timer, self.core.monotonic_ms + 1, fetch_undecided)
     slot_pend(slot, fetch, fetch_cancelled, False)
@@ -601,12 +601,12 @@ cdef void decide_more(Fetching self, WaitingFetch* fetch) noexcept nogil:
 
 
 cdef void fetch_abandoned(Slot* slot) noexcept nogil:
-    """The connection is closed while its answer is being made."""
+    """The connection is closed while its answer is being written."""
     (<WaitingFetch*>slot.waiting).slot = NULL
 
 
 cdef void supersede(Fetching self, WaitingFetch* fetch) noexcept nogil:
-    """Its session goes on without it: what it would answer at its end, now."""
+    """Answer a waiting request with an error, because a later request of its session has come."""
     drop_due(self, fetch)
     stop_waiting(self.core, fetch)
     answer_error(fetch.slot, INVALID_FETCH_SESSION_EPOCH, fetch.request.session.id)

@@ -5,11 +5,11 @@ from libc.stdint cimport int16_t, int32_t, uint32_t
 from kafkad._native.serving.connection cimport Slot
 from kafkad._native.serving.fetch_state cimport FetchRequest, Fetching
 
-# Writes and finishes the answer from `results`.
+# Writes the answer from `results`, and sends it.
 cdef void answer_results(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil
 
-# The answer to a client that must pause: no partitions.
+# Answers a client that exceeds its quota: no partitions.
 cdef void answer_throttled(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil
 
-# The answer to a request that is refused as a whole.
+# Answers a request that is refused as a whole.
 cdef void answer_error(Slot* slot, int16_t code, int32_t session_id) noexcept nogil

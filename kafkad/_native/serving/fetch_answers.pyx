@@ -1,6 +1,6 @@
 """The answer of a Fetch: header bytes, and regions of log files between them.
 
-An incremental answer tells only of partitions that have changed since the last one (KIP-227). An error that means "not the
+An incremental answer has only partitions that changed since the previous one (KIP-227). An error that means "not the
 leader" names the leader, and the answer ends with its address (KIP-951)."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -23,7 +23,7 @@ from kafkad._native.serving.fetch_state cimport (
 cdef enum:
     DIVERGING_EPOCH_TAG = 0
     CURRENT_LEADER_TAG = 1
-    PARTITION_SIZE_MAX = 48             # of a partition's answer without what varies
+    PARTITION_SIZE_MAX = 48             # of a partition's answer without aborted transactions, records and tags
 
 
 cdef inline const void* bytes_of(object copy) noexcept:
@@ -33,7 +33,7 @@ cdef inline const void* bytes_of(object copy) noexcept:
 
 
 cdef void answer_results(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil:
-    """Writes and finishes the answer from `results`."""
+    """Write the answer from `results`, and send it."""
     cdef Session* session = request.session
     cdef int16_t version = request.version
     cdef bint flexible = version >= 12
@@ -61,7 +61,7 @@ cdef void answer_results(Fetching self, FetchRequest* request, Slot* slot, uint3
         if cache_add(&self.cache, session, self.core.monotonic_ms):
             hold_session(self, slot.conn, session)
         count_sessions(self)
-    for i in range(count):                              # neighbours of one topic share its element
+    for i in range(count):                              # neighbours with the same topic share one element
         if i == 0 or self.results[i].fetched.key is not key:
             key = self.results[i].fetched.key
             topics += 1
@@ -98,7 +98,8 @@ cdef void answer_error(Slot* slot, int16_t code, int32_t session_id) noexcept no
 
 
 cdef void answer_throttled(Fetching self, FetchRequest* request, Slot* slot, uint32_t count) noexcept nogil:
-    """No partitions, and a session as it was: what changed is told the next time (FetchContext.getThrottledResponse)."""
+    """Answer without partitions. The session is unchanged, so the next answer has the changes
+    (FetchContext.getThrottledResponse)."""
     cdef Session* session = request.session
     cdef int16_t code = 0
     drop_results(self, count)
@@ -111,7 +112,7 @@ cdef void answer_throttled(Fetching self, FetchRequest* request, Slot* slot, uin
 
 
 cdef inline bint changed(Result* result) noexcept nogil:
-    """Whether an incremental answer tells of this partition; notes what it tells (CachedPartition)."""
+    """Return whether an incremental answer has this partition, and note the values that it has (CachedPartition)."""
     cdef Fetched* fetched = result.fetched
     cdef bint tell = result.read.size > 0 or result.code != 0 or result.diverging_epoch >= 0 or result.preferred >= 0
     if fetched.high_watermark != result.read.high_watermark:
@@ -121,7 +122,7 @@ cdef inline bint changed(Result* result) noexcept nogil:
         fetched.log_start_offset = result.read.log_start_offset
         tell = True
     if result.code:
-        fetched.high_watermark = -1                     # told again when the error is over
+        fetched.high_watermark = -1                     # answered again when the error is over
     return tell
 
 
@@ -177,7 +178,7 @@ cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* resu
     if version >= 5:
         put_i64(at, result.read.log_start_offset)
         at += 8
-    # Aborted transactions: null when not asked for and when nothing was read, none of a partition that is not known.
+    # Aborted transactions: empty for an unknown partition; null if not asked for, or if nothing was read.
     if result.unknown:
         aborted = 0
     elif result.code or result.diverging_epoch >= 0 or not isolation:
@@ -214,7 +215,7 @@ cdef void put_partition(Slot* slot, int16_t version, int isolation, Result* resu
     if names_leader(version, result):
         put_leader(slot_extend(slot, LEADER_TAG_SIZE), CURRENT_LEADER_TAG, result.leader_id, result.leader_epoch)
     elif result.diverging_epoch >= 0:
-        at = slot_extend(slot, 16)                      # one tag: 0, of 13 bytes, without tags of its own
+        at = slot_extend(slot, 16)                      # one tag: number 0, 13 bytes, no tags of its own
         at[0] = 1
         at[1] = DIVERGING_EPOCH_TAG
         at[2] = 13
@@ -237,7 +238,7 @@ cdef void put_aborted(Slot* slot, const Aborted* aborted, bint flexible) noexcep
 
 
 cdef inline bint names_leader(int16_t version, const Result* result) noexcept nogil:
-    """Whether the answer helps a client that has the wrong leader, or a leader of before (KIP-951)."""
+    """Whether the answer names the leader, because the client has a wrong or an old one (KIP-951)."""
     return version >= 16 and is_of_leader(result.code) and not result.unknown
 
 

@@ -1,28 +1,26 @@
 """Produce (key 0), v0 to v13, from the frame to the answer.
 
-v0-2 message sets of magic 0 and 1 (old_produce.pyx). v1 throttle time. v2 log append time. v3 transactional id. v5 log start offset. v7 zstd allowed. v8 record errors. v9 flexible. v10 leader hints
-(leader_hints.pyx). v13 topic ids.
+v0-2 message sets of magic 0 and 1 (old_produce.pyx). v1 throttle time. v2 log append time. v3 transactional id.
+v5 log start offset. v7 zstd allowed. v8 record errors. v9 flexible. v10 leader hints (leader_hints.pyx). v13 topic ids.
 
-The whole body is parsed before anything is appended, so a frame that does not parse changes nothing. Then each partition's
-records go to `Partition.append`, or to its log in Python when that says so (produce_slow_path.pyx), each leaving an
-`Outcome`, and the answer is written from the outcomes (produce_answers.pyx). It is sent when every high watermark has
-reached the end of what was appended.
+The whole body is parsed before anything is appended, so a frame that does not parse changes nothing. Then the records of
+each partition are appended: by `Partition.append`, or in Python if that returns NEED_PYTHON (produce_slow_path.pyx). Each
+append leaves an `Outcome`. The answer is written from the outcomes (produce_answers.pyx) and sent when the acks are met.
 
-Records for a partition that another worker owns go there as a message (`forward` of produce_forwarding.pyx); the bytes stay where
-the socket put them. The request is held (`HeldProduce`) until the last outcome has come, and is then answered in the same way.
+A request waits as a `HeldProduce` until its last outcome has come, in four cases:
 
-A batch that is compressed, or must be rebuilt, is unpacked on the loop within this round's budget of bytes, steps and time.
-Beyond it the request is held, too: a thread unpacks the rest (unpacking.pyx), and then the loop appends the batch, under the
-partition's state at that time. Until then nothing else of that connection is served, so its batches keep their order. Other
-connections go on, also with the same partition. The owner of a forwarded batch does the same (produce_forwarding.pyx).
+    forwarding   another worker owns a partition. It gets a message (`forward` of produce_forwarding.pyx); the records
+                 stay where the socket put them
+    unpacking    a compressed batch, or one that must be rebuilt, exceeds what the loop may unpack in this round (bytes,
+                 steps, time). A thread unpacks the rest (unpacking.pyx), then the loop appends it under the partition's
+                 state of that moment. The connection serves nothing else meanwhile, so its batches keep their order;
+                 other connections continue, also with the same partition
+    slices       a request with many partitions is appended one slice per turn of its connection. The next slice begins
+                 when all outcomes of the previous one have come, so an owner or a thread has one slice at a time
+    asking       the first batch of a transaction in a partition waits for the transaction's coordinator
+                 (produce_gate.pyx). Another round of slices (`resume`) then appends the parts that are AGAIN
 
-A request of many partitions is appended in slices, one a turn of its connection, and is held in the same way until the last
-one. The next slice begins when all outcomes of the one before have come, so an owner or a thread has one slice at a time.
-
-The first batch of a transaction in a partition waits until the transaction's coordinator was asked (produce_gate.pyx). It is
-then appended in another round of slices (`resume`), which passes over all parts that need no other try.
-
-Its size is charged to the client's quota when it is answered (quota.pyx)."""
+The size of the request is charged to the client's quota when it is answered (quota.pyx)."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -63,14 +61,13 @@ from kafkad._native.serving.produce_state cimport (
 
 cdef enum:
     PARTS_MAX = 1 << 18                 # partitions, and topics, of one request
-    SCRATCH_KEPT = 16384                # partitions that there is always room for, and topics
+    SCRATCH_KEPT = 16384                # partitions, and topics, for which memory is kept between requests
     ZSTD = 4
-    # An owner has so long however short the request's timeout is: that one is for replication, and an append of our own
-    # is not bound by it either.
+    # Minimum time for an owner to answer. The request's timeout covers replication only; local appends ignore it, too.
     OWNER_MS_MIN = 1000
-    WAIT_MS_MAX = 30_000                # for the coordinator of a transaction, however long the request's timeout is
-    # One turn appends so much of one request, by bytes and by time; time is looked at after each LOOK_BYTES. A partition
-    # counts as PART_BYTES more than its records have.
+    WAIT_MS_MAX = 30_000                # longest wait for the coordinator of a transaction
+    # One turn appends at most this much of one request. The clock is read after each LOOK_BYTES. A partition counts as
+    # its records plus PART_BYTES.
     SLICE_BYTES = 8 * 1024 * 1024
     SLICE_NS = 4_000_000
     LOOK_BYTES = 512 * 1024
@@ -143,7 +140,8 @@ cdef bint parse_topics(Producing self, Cursor* body, int16_t version, uint32_t* 
 # -- one partition -----------------------------------------------------------------------------------------
 
 cdef inline int check_records(const Part* part, int16_t version) noexcept nogil:
-    """What depends on the request's version rather than on the partition (ProduceRequest.validateRecords)."""
+    """Return an error code: checks that depend on the request's version, not on the partition
+    (ProduceRequest.validateRecords)."""
     if part.size < HEADER_SIZE or part.records[MAGIC_AT] != 2:
         return judge_set(part.records, part.size) if version < SETS_BELOW else INVALID_RECORD
     if version < 7 and (get_i16(part.records + ATTRIBUTES_AT) & COMPRESSION_MASK) == ZSTD:
@@ -164,8 +162,8 @@ cdef inline bint lacks_replicas(const Entry* entry) noexcept nogil:
 
 
 cdef inline bint is_open(const Row* row, int16_t acks, const Outcome* outcome) noexcept nogil:
-    """Whether an append has not reached yet what its acks wait for. The row of another worker's partition may be older than
-    the append: then this is looked at again when the request waits."""
+    """Whether the acks of an append are not met yet. The row of another worker's partition may be older than the append;
+    then the check is repeated when the request waits."""
     return (row.high_watermark if acks < 0 else row.durable_offset) < outcome.info.end_offset or row.led_since != outcome.term
 
 
@@ -183,7 +181,7 @@ cdef inline void append_own(Producing self, Entry* entry, const Part* part, Outc
         outcome.info.log_start_offset = -1
 
 
-# The owner's part of an append for another worker (produce_forwarding.pyx).
+# The owner's steps of an append for another worker (produce_forwarding.pyx).
 
 cdef int check_part(const Entry* entry, const Part* part, int16_t version, bint admin, bint acks_all) noexcept nogil:
     cdef int code = may_append(entry, part, version, admin)
@@ -209,15 +207,15 @@ cdef inline Topic* find_topic(Producing self, const TopicParts* parts) noexcept 
 
 
 cdef bint fails_validation(const void* some_part, int16_t version) noexcept nogil:
-    """ProduceRequest.validateRecords, which passes over a partition without records."""
+    """ProduceRequest.validateRecords, which skips partitions without records."""
     cdef const Part* part = <const Part*>some_part
     cdef int code = 0 if part.size < 0 else check_records(part, version)
     return code == INVALID_RECORD or code == UNSUPPORTED_COMPRESSION_TYPE
 
 
 cdef bint is_irregular(Producing self, const Request* request) noexcept nogil:
-    """Whether it may name a topic or partition twice, or has a topic without partitions. Topics and partitions of the
-    table are marked with the number of the request; unknown ones are left to `merge_parts`."""
+    """Whether the request may name a topic or partition twice, or has a topic without partitions. Known topics and
+    partitions are marked with the number of the request; `merge_parts` decides about unknown ones."""
     cdef TopicParts* parts
     cdef Topic* topic
     cdef Entry* entry
@@ -266,7 +264,7 @@ cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int3
 
 
 cdef void drop_scratch(Producing self) noexcept nogil:
-    """A request of very many partitions leaves no memory behind."""
+    """Free the memory that a request with very many partitions needed."""
     free(self.parts)
     free(self.outcomes)
     free(self.topics)
@@ -281,10 +279,8 @@ cdef void drop_scratch(Producing self) noexcept nogil:
 
 
 cdef bint append_some(Producing self, Conn* conn, Request* request, HeldProduce** held_at) noexcept nogil:
-    """Append from `request.next_*` on, or `again` only the parts that are AGAIN. False: this turn has done its share, or the
-    connection was closed.
-
-    Whoever must wait makes `held_at[0]`, or finds it there."""
+    """Append from `request.next_*` on; if `held.again`, only the parts that are AGAIN. Return False if the turn is over or
+    the connection was closed. If the request has to wait, `held_at[0]` is created unless it exists."""
     cdef HeldProduce* held = held_at[0]
     cdef bint again = held is not NULL and held.again
     cdef uint32_t number = request.next_number
@@ -310,7 +306,7 @@ cdef bint append_some(Producing self, Conn* conn, Request* request, HeldProduce*
             if conn.closed:
                 request.next_number = number
                 return False
-            if asked != self.core.acl_asks:             # Python ran: look at the clock and into the table
+            if asked != self.core.acl_asks:             # Python ran: read the clock, and look the topic up again
                 unseen = LOOK_BYTES
                 topic = same_topic(held, i, find_topic(self, parts))
         generation = self.table.table.generation
@@ -357,7 +353,7 @@ cdef bint append_some(Producing self, Conn* conn, Request* request, HeldProduce*
                     outcome.info.guard = 0
                 if outcome.code == 0 and not entry.remote:
                     if outcome.info.guard and outcome.guard_owner != -1:
-                        outcome.info.guard = 0          # another worker's: this one has led it since, and knows none
+                        outcome.info.guard = 0          # from another worker, which owned the partition then
                     append_own(self, entry, part, outcome)
                     if outcome.code == 0:
                         outcome.waits = request.acks != 0 and (entry.removed or is_open(
@@ -398,7 +394,7 @@ cdef HeldProduce* held_for(Producing self, Conn* conn, Request* request, HeldPro
 
 cdef void put_off(Producing self, Conn* conn, HeldProduce* held, uint32_t topic, uint32_t number,
                   Outcome* outcome) noexcept nogil:
-    """An append that a thread has to go on with, or a coordinator must be asked for."""
+    """Let a thread continue an append, or note that the coordinator must be asked first."""
     if outcome.code == OUTCOME_TO_COME:
         with gil:
             unpack_later(self, conn, held, topic, number, outcome)
@@ -409,7 +405,7 @@ cdef void put_off(Producing self, Conn* conn, HeldProduce* held, uint32_t topic,
 
 
 cdef inline Topic* same_topic(HeldProduce* held, uint32_t number, Topic* topic) noexcept nogil:
-    """`topic`, if a sliced request may still append to it: not when it was deleted and made again since a slice before."""
+    """Return `topic`, or NULL if it was deleted and created again since an earlier slice of the request."""
     if held is NULL or not held.slicing or topic is NULL:
         return topic
     return slice_topic(held, number, topic)
@@ -464,7 +460,7 @@ cdef const char* produce_request(Producing self, Conn* conn, int16_t version, in
     request.admission = PLAIN
     if transactional_size < 0:
         if has_transactional(&request):
-            request.refused_whole = TRANSACTIONAL_ID_AUTHORIZATION_FAILED   # also if unknown: it is looked at first
+            request.refused_whole = TRANSACTIONAL_ID_AUTHORIZATION_FAILED   # for unknown topics, too: Kafka checks it first
     elif self.core.authorizing and not may_transact(self.core, conn, request.transactional_id, <size_t>transactional_size):
         request.refused_whole = TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     elif not self.serves_transactions:
@@ -508,10 +504,10 @@ cdef const char* produce_request(Producing self, Conn* conn, int16_t version, in
     return NULL
 
 
-# -- waiting for other workers' outcomes -----------------------------------------------------------------------
+# -- waiting for outcomes --------------------------------------------------------------------------------------
 
 cdef HeldProduce* held_new(Producing self, const Request* request, const Conn* conn) noexcept nogil:
-    """Keeps the frame, and has room for what is known of its request."""
+    """Keep the frame, with room for a copy of the request's topics, parts and outcomes."""
     cdef size_t topics = request.topic_count * sizeof(TopicParts)
     cdef size_t parts = request.part_count * sizeof(Part)
     cdef size_t outcomes = request.part_count * sizeof(Outcome)
@@ -600,7 +596,7 @@ cdef inline void must_ask(HeldProduce* held, Outcome* outcome) noexcept nogil:
 
 
 cdef void go_on(Producing self, HeldProduce* held) noexcept nogil:
-    """After an outcome: the next slice, the question to the coordinator, or the answer. It may free `held`."""
+    """After an outcome: begin the next slice, ask the coordinator, or answer. May free `held`."""
     cdef Conn* conn = held.slot.conn
     if held.slicing:
         if slice_due(conn):
@@ -616,7 +612,7 @@ cdef void go_on(Producing self, HeldProduce* held) noexcept nogil:
             timer_stop(self.core, &held.timer)
             timer_start(self.core, &held.timer, min(max(held.request.deadline_ms, self.core.monotonic_ms + OWNER_MS_MIN),
                                                     self.core.monotonic_ms + WAIT_MS_MAX), held_expired)
-            held.outcomes_left += 1                     # it stays, whatever happens to its connection
+            held.outcomes_left += 1                     # so it is not freed if the connection closes
             with gil:
                 gate_ask(held, &self.table.table, self.gate, gate_answered)
             held.outcomes_left -= 1
@@ -636,7 +632,7 @@ cdef void gate_answered(HeldProduce* held) noexcept nogil:
 
 
 cdef void resume(HeldProduce* held) noexcept nogil:
-    """Append the parts that are AGAIN, from the connection's next turn on; or when that has appended what it is at."""
+    """Append the parts that are AGAIN from the connection's next turn on, or after the slices that it is at."""
     cdef Conn* conn = held.slot.conn
     held.resumes = conn.slicing is not NULL
     if held.resumes:
@@ -653,7 +649,7 @@ cdef void resume(HeldProduce* held) noexcept nogil:
 
 
 cdef void asking_next(Producing self, Conn* conn) noexcept nogil:
-    """A request of the connection has been answered, or has come to its end: those that waited for that go on."""
+    """A request of the connection has been answered, or has appended its last slice: continue those that waited for it."""
     cdef HeldProduce* held = <HeldProduce*>conn.asking
     if conn.closed or held is NULL:
         return
@@ -676,11 +672,11 @@ cdef void produce_forget(HeldProduce* held) noexcept nogil:
 
 
 cdef void held_expired(Core* core, Timer* timer) noexcept nogil:
-    """An owner does not answer. It may append later, or not, so the frame is kept for it."""
+    """An owner does not answer in time. It may still append, so the frame is kept."""
     cdef HeldProduce* held = <HeldProduce*>timer
     cdef Conn* conn = held.slot.conn
     cdef uint32_t i
-    if held.unpacking or (held.slicing and slice_due(conn)):   # our own appends have no timeout, and the answer waits for them
+    if held.unpacking or (held.slicing and slice_due(conn)):   # our own appends have no timeout
         timer_start(core, timer, core.monotonic_ms + OWNER_MS_MIN, held_expired)
         return
     if held.slicing:                                    # an owner has the last slice
@@ -697,7 +693,7 @@ cdef void held_expired(Core* core, Timer* timer) noexcept nogil:
 
 
 cdef void held_cancelled(Slot* slot) noexcept nogil:
-    """The connection is closed. The frame is kept until owners and threads are done with it."""
+    """The connection is closed. The frame is kept until owners and threads have finished."""
     cdef HeldProduce* held = <HeldProduce*>slot.waiting
     timer_stop(slot.conn.core, &held.timer)
     held.slot = NULL
@@ -717,7 +713,7 @@ cdef void held_cancelled(Slot* slot) noexcept nogil:
 
 
 cdef void held_answer(Producing self, HeldProduce* held) noexcept nogil:
-    """All outcomes have come. Entries are looked up again: some may have been removed since the append."""
+    """Answer: all outcomes have come. Entries are looked up again, because some may have been removed since the append."""
     cdef Request* request = &held.request
     cdef Slot* slot = held.slot
     cdef Conn* conn = slot.conn
@@ -740,7 +736,7 @@ cdef void held_answer(Producing self, HeldProduce* held) noexcept nogil:
                 if topic is NULL:
                     topic = find_topic(self, &request.topics[i])
                     if topic is not NULL and memcmp(topic.key.id, &held.topic_ids[16 * i], 16) != 0:
-                        topic = NULL                    # deleted, and made again with other offsets
+                        topic = NULL                    # deleted and created again, with other offsets
                 outcome.entry = topic_entry(topic, request.parts[number].index)
                 outcome.waits = outcome.entry is NULL or is_open(
                     (<Partition>outcome.entry.partition).row, request.acks, outcome)
@@ -751,7 +747,7 @@ cdef void held_answer(Producing self, HeldProduce* held) noexcept nogil:
         drop_texts(request.outcomes, request.part_count)
         if conn.core.quotas is not NULL:
             quota_unanswered(conn, &request.charge)
-        slot_drop(slot)                                 # also if the connection is ending already
+        slot_drop(slot)                                 # even if the connection is ending already
         if failed:
             conn_end(conn, "a Produce with acks=0 failed")
     asking_next(self, conn)
@@ -760,7 +756,7 @@ cdef void held_answer(Producing self, HeldProduce* held) noexcept nogil:
 # -- slices ------------------------------------------------------------------------------------------------
 
 cdef void slicing_begin(HeldProduce* held, Conn* conn, Request* request) noexcept nogil:
-    """The partitions from `request.next_number` on wait for the connection's next turns; behind them nothing of it runs."""
+    """Leave the partitions from `request.next_number` on to the connection's next turns. Its later requests wait."""
     cdef uint32_t number
     for number in range(request.next_number, request.part_count):
         memset(&request.outcomes[number], 0, sizeof(Outcome))
@@ -795,10 +791,10 @@ cdef bint slice_due(const Conn* conn) noexcept nogil:
 cdef void produce_slice(Producing self, Conn* conn) noexcept nogil:
     cdef HeldProduce* held = <HeldProduce*>conn.slicing
     cdef bint whole
-    if not slice_due(conn):                             # one slice at a time is with other workers and threads
+    if not slice_due(conn):                             # other workers or threads still have the previous slice
         return
     self.core.stats.produce_slices += 1
-    held.outcomes_left += 1                             # it stays, whatever happens to its connection
+    held.outcomes_left += 1                             # so it is not freed if the connection closes
     whole = append_some(self, conn, &held.request, &held)
     held.outcomes_left -= 1
     if conn.closed:                                     # Python ran, and closed it
@@ -811,7 +807,7 @@ cdef void produce_slice(Producing self, Conn* conn) noexcept nogil:
     if whole:
         slicing_end(held, conn)
         if held.admitted and held.to_ask == 0:
-            asking_leave(held)                          # all is on its way: who comes next stays behind it
+            asking_leave(held)                          # everything is on its way: later requests keep their order
         go_on(self, held)
         asking_next(self, conn)
 
@@ -832,8 +828,8 @@ cdef class UnpackedPart:
 
 cdef bint unpack_later(Producing self, Conn* conn, HeldProduce* held, uint32_t topic, uint32_t number,
                        Outcome* outcome) noexcept:
-    """The rest of an append goes to the threads; `conn` serves nothing more until it is done. False: it failed (no
-    memory), and `outcome` has the error."""
+    """Give the rest of an append to the threads; `conn` serves nothing else until it is done. Return False if that failed
+    (no memory); then `outcome` has the error."""
     cdef UnpackedPart deliver
     cdef list jobs
     work = take_pending(self)
@@ -844,7 +840,7 @@ cdef bint unpack_later(Producing self, Conn* conn, HeldProduce* held, uint32_t t
         deliver.topic = topic
         deliver.number = number
         jobs = self.unpacking.setdefault(<size_t>held, [])
-        jobs.append(None)                               # its place: nothing may fail behind `submit`
+        jobs.append(None)                               # reserves the place: nothing may fail after `submit`
         jobs[len(jobs) - 1] = self.unpacker.submit(conn.id, work, deliver)
     except BaseException as error:
         if held.unpacking == 0:
@@ -858,7 +854,7 @@ cdef bint unpack_later(Producing self, Conn* conn, HeldProduce* held, uint32_t t
 
 
 cdef void unpacked(Producing self, HeldProduce* held, uint32_t topic, uint32_t number, object work, object error) noexcept:
-    """Append what a thread has unpacked. `work` is None when the reactor closes."""
+    """Append a batch that a thread has unpacked. `work` is None if the reactor closes."""
     cdef Conn* conn
     cdef Topic* parts_topic
     cdef Entry* entry

@@ -1,11 +1,11 @@
-"""The answer of a Produce: written from the outcomes, and sent when what was appended is safe enough for its acks.
+"""The answer of a Produce: written from the outcomes at once, and sent when the acks are met.
 
-acks=all waits for the high watermark, acks=1 for our own flush policy. Until then the request waits on the entries of its
-partitions (`Watch`), and a timeout only patches error codes in the answer. Errors that name the leader (v10, KIP-951) are
-noted, and put in at the end (leader_hints.pyx).
+acks=all waits for the high watermark, acks=1 for the local flush policy. Until then the request waits on the entries of its
+partitions (`Watch`); a timeout only patches error codes in the answer. Hints that name the leader (v10, KIP-951) are
+collected and inserted at the end (leader_hints.pyx).
 
-Beware: a wait is of one term (Row.led_since). A broker that resigned and leads again may have other records at the offsets
-that were waited for, so that reaching them says nothing."""
+Beware: a wait belongs to one term of leadership (Row.led_since). A broker that resigned and leads again may hold other
+records at the awaited offsets, so reaching them proves nothing."""
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc, realloc
@@ -33,15 +33,15 @@ cdef extern from "string.h" nogil:
     size_t strnlen(const char* text, size_t size)
 
 cdef enum:
-    TAGS_BEHIND = 28                    # an error code, the tags of a partition that was appended: v10 and later
-    RECORD_ERRORS_MAX = 20_000          # that one answer names; of what is beyond, each partition names its first
+    TAGS_BEHIND = 28                    # from the error code of an appended partition to its tags (v10 and later)
+    RECORD_ERRORS_MAX = 20_000          # bad records that one answer lists; beyond it, each partition lists its first
 
 cdef const char* KEY_MISSING = "Compacted topic cannot accept message without key"
 cdef const char* TIMESTAMP_BAD = "Timestamp is out of the range that the topic allows"
 
 
 cdef void produce_answer(Producing self, const Request* request, Slot* slot) noexcept nogil:
-    """Writes the answer from the outcomes, and sends it or waits for high watermarks."""
+    """Write the answer from the outcomes. Send it, or wait for watermarks."""
     cdef int16_t version = request.version
     cdef bint flexible = version >= 9
     cdef uint32_t number = 0, wait_count = 0, i, j, code_at
@@ -109,7 +109,7 @@ cdef void produce_answer(Producing self, const Request* request, Slot* slot) noe
 
 
 cdef Entry* entry_of_part(Producing self, const TopicParts* parts, int32_t index) noexcept nogil:
-    """It may have been removed since the append."""
+    """Return the entry, or NULL if it was removed since the append."""
     cdef Topic* topic
     if parts.name_size < 0:
         topic = topic_by_id(&self.table.table, parts.name)
@@ -128,7 +128,7 @@ cdef inline void produce_finish(Slot* slot, Hints* hints) noexcept nogil:
 
 
 cdef uint32_t answer_part(Slot* slot, int16_t version, int32_t index, const Outcome* outcome, uint32_t* room) noexcept nogil:
-    """Writes one partition's answer; tells where its error code stands. `room`: for so many bad records."""
+    """Write one partition's answer and return the position of its error code. `room`: bad records that may be listed."""
     cdef bint flexible = version >= 9
     cdef bint failed = outcome.code != 0
     cdef const char* text = NULL
@@ -180,7 +180,7 @@ cdef uint32_t answer_part(Slot* slot, int16_t version, int32_t index, const Outc
 
 
 cdef void put_record_errors(Slot* slot, bint flexible, const Outcome* outcome, uint32_t* room) noexcept nogil:
-    """Each bad record with its index and why, as far as there is room in this answer."""
+    """Write the index and the reason of each bad record, if this answer has room for them."""
     cdef uint32_t count = 0 if outcome.bad is NULL else outcome.bad[0]
     cdef uint32_t i
     cdef const char* text
@@ -210,7 +210,7 @@ cdef void put_record_errors(Slot* slot, bint flexible, const Outcome* outcome, u
 
 
 cdef inline uint8_t* put_text(uint8_t* at, bint flexible, const char* text, size_t size) noexcept nogil:
-    """A nullable string; NULL is null."""
+    """Write a nullable string; NULL is null. Return the end."""
     if text is NULL:
         if flexible:
             at[0] = 0
@@ -255,7 +255,7 @@ cdef void wait_for_watermarks(Producing self, Slot* slot, uint32_t count, int64_
 
 
 cdef void watch_in_order(Wait* wait) noexcept nogil:
-    """The entry's list is in the order of offsets. A request that was held comes later than some behind it."""
+    """Insert into the entry's list, which is ordered by offset. A held request arrives after some with higher offsets."""
     cdef Entry* entry = wait.watch.entry
     cdef Watch* after = entry.last_produce
     if after is NULL or (<Wait*>after).end_offset <= wait.end_offset:
@@ -314,7 +314,7 @@ cdef void produce_advanced(Producing self, Entry* entry, uint32_t why) noexcept 
     while wait is not NULL:
         if wait.end_offset > row.high_watermark and not gone and wait.term == row.led_since:
             if wait.end_offset > row.durable_offset or not why & ADVANCED_DURABLE:
-                break                                   # and so are all behind it
+                break                                   # the rest of the list waits, too
             if wait.committed:
                 wait = <Wait*>wait.watch.next
                 continue
@@ -330,6 +330,6 @@ cdef void produce_advanced(Producing self, Entry* entry, uint32_t why) noexcept 
         produce.waits_left -= 1
         if produce.waits_left == 0:
             produce_settle(self.core, produce)
-        wait = <Wait*>entry.produces                    # others may have gone with their connection
+        wait = <Wait*>entry.produces                    # others may be gone with their connection
     if entry.remote and entry.produces is not NULL:
         table_listen(entry)

@@ -253,9 +253,9 @@ def test_tls_that_is_closed_or_handed_over_is_not_used(world, stores):
 def test_no_plaintext_is_sent_where_the_handshake_is_not_over(world, stores):
     world.log()
     for tls in (world.begin(stores), world.begin(stores)):
-        with pytest.raises(ValueError, match="the handshake of this connection is not over"):
+        with pytest.raises(ValueError, match="the handshake of this connection has not ended"):
             world.fetch.attach(world.near.fileno(), 77, tls)
         assert not world.fetch.connected
         tls.close()
-    with pytest.raises(ValueError, match="the handshake of this connection is not over"):
+    with pytest.raises(ValueError, match="the handshake of this connection has not ended"):
         world.fetch.attach(world.near.fileno(), 77, tls)

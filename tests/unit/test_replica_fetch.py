@@ -343,7 +343,7 @@ def test_a_wrong_crc_stops_its_partition_only(world, leader):
     world.asked()
     world.answer([((TOPIC, 0), {"records": bytes(bad)}), ((TOPIC, 1), {"records": data})])
     assert (one.end_offset, two.end_offset) == (2, 4)
-    assert world.told == [("trouble", TOPIC, 0, 0, False, "the leader sent a batch that is damaged")]
+    assert world.told == [("trouble", TOPIC, 0, 0, False, "the leader sent a damaged batch")]
 
 
 def test_a_batch_above_the_limit_fails_its_partition_and_takes_no_memory(tmp_path, leader):
@@ -357,7 +357,7 @@ def test_a_batch_above_the_limit_fails_its_partition_and_takes_no_memory(tmp_pat
     world.asked()
     world.answer([((TOPIC, 0), {"records": stored(leader)}), ((TOPIC, 1), {"records": small})])
     assert (log.end_offset, other.end_offset) == (1, 1)
-    assert world.told == [("trouble", TOPIC, 0, 0, True, "a batch is larger than a follower takes")]
+    assert world.told == [("trouble", TOPIC, 0, 0, True, "a batch is larger than socket.request.max.bytes")]
     assert world.fetch.buffer_bytes == 1 << 20
     world.close()
 
@@ -394,7 +394,7 @@ def test_a_whole_answer_with_an_error_ends_the_connection(world):
     world.connect()
     world.asked()
     world.answer(code=31)
-    assert world.told == [("answered", 31), ("lost", "it refuses to be fetched from")]
+    assert world.told == [("answered", 31), ("lost", "it refuses the whole Fetch")]
     assert not world.fetch.connected
 
 
@@ -416,11 +416,11 @@ def test_a_connection_that_ends_begins_a_new_session(world, leader):
 @pytest.mark.parametrize(
     ("frame", "reason"),
     [
-        ((3).to_bytes(4, "big"), "absurd size"),
-        ((-1 & 0xFFFFFFFF).to_bytes(4, "big"), "absurd size"),
-        ((1 << 30).to_bytes(4, "big"), "absurd size"),
-        ((20).to_bytes(4, "big") + bytes(20), "another request"),
-        ((4).to_bytes(4, "big") + bytes(4) + bytes(60), "another request"),
+        ((3).to_bytes(4, "big"), "size out of bounds"),
+        ((-1 & 0xFFFFFFFF).to_bytes(4, "big"), "size out of bounds"),
+        ((1 << 30).to_bytes(4, "big"), "size out of bounds"),
+        ((20).to_bytes(4, "big") + bytes(20), "wrong correlation id"),
+        ((4).to_bytes(4, "big") + bytes(4) + bytes(60), "wrong correlation id"),
     ],
 )
 def test_what_is_no_answer_ends_the_connection(world, frame, reason):

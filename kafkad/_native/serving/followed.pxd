@@ -20,5 +20,8 @@ cdef struct Followed:
     bint listed                     # in `changed`
     bint held                       # by a throttle: it is not asked for now
 
-# Sorts by topic id and index, and writes them as the topics of a Fetch (v13 and later): what is asked is noted.
+# Sorts partitions by topic id and index, and writes them as the topics of a Fetch (v13 and later). Notes what it asks for.
 cdef int followed_write(Followed** asked, int32_t count, int32_t partition_bytes, WriteBuffer* out) except -1
+
+# Writes the keys, (topic id, index), as the forgotten topics of a Fetch, and empties the dict.
+cdef int forgotten_write(dict forgotten, WriteBuffer* out) except -1

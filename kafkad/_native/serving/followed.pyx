@@ -1,6 +1,7 @@
-"""Partitions that their leader is asked for, as a Fetch names them (replica_fetch.pyx)."""
+"""Followed partitions in a Fetch: those to read, and those that the session forgets (replica_fetch.pyx)."""
 
-from libc.stdint cimport int32_t
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.stdint cimport int32_t, uint32_t
 from libc.stdlib cimport qsort
 from libc.string cimport memcmp
 
@@ -55,4 +56,19 @@ cdef int followed_write(Followed** asked, int32_t count, int32_t partition_bytes
             write_i8(out, 0)
         write_i8(out, 0)
         i = j
+    return 0
+
+
+cdef int forgotten_write(dict forgotten, WriteBuffer* out) except -1:
+    cdef dict by_topic = {}
+    for topic_id, index in forgotten:
+        by_topic.setdefault(topic_id, []).append(index)
+    forgotten.clear()
+    write_uvarint(out, <uint32_t>(len(by_topic) + 1))
+    for topic_id, indexes in by_topic.items():
+        write_raw(out, PyBytes_AS_STRING(topic_id), 16)
+        write_uvarint(out, <uint32_t>(len(indexes) + 1))
+        for index in indexes:
+            write_i32(out, <int32_t>index)
+        write_i8(out, 0)
     return 0

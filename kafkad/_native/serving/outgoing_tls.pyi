@@ -2,8 +2,8 @@ from kafkad._native.serving.reactor import Reactor
 from kafkad._native.serving.tls import TlsContext
 
 class OutgoingTls:
-    """TLS on a connected, non-blocking socket, which stays the caller's. What is refused raises TlsError, and
-    ConnectionError where the other node has closed the connection without a word."""
+    """TLS on a connected, non-blocking socket, which the caller owns. Methods raise TlsError if one side
+    refuses the other, ConnectionError if the peer has closed the connection, and ValueError after `close`."""
 
     def __init__(
         self,
@@ -17,12 +17,13 @@ class OutgoingTls:
     ) -> None: ...
     @property
     def waits(self) -> bool:
-        """The socket has not taken everything: `push` when it is writable."""
+        """Whether the socket has not taken everything. Then call `push` when it is writable."""
     def shake(self) -> bool:
-        """A step of the handshake; True: it is done. To be called again when the socket is readable."""
+        """Do a step of the handshake and return whether it is done. If not, call again when the socket is
+        readable."""
     def push(self) -> None: ...
     def write(self, data: bytes) -> None:
-        """Nothing may be waiting, and at most 256 KiB are taken."""
+        """Send at most 256 KiB. Nothing may be waiting."""
     def read(self, size: int) -> bytes:
-        """At most so many bytes; b"": nothing is there."""
+        """Return up to `size` bytes; b"" if none have come."""
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
-"""The beginning of a connection with TLS that this broker opens: the handshake and what is said before the first Fetch.
+"""TLS of a connection that this broker opens: the handshake, and the login before the first Fetch.
 
-Python drives it (server/node_links), a step whenever the socket is ready; a ReplicaFetch takes it over then, and nothing of
-Python is in its way any more."""
+Python (server/node_links) runs one step whenever the socket is ready. A ReplicaFetch then takes over the connection, and
+serves it without Python."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EAGAIN, errno
@@ -47,12 +47,12 @@ cdef class OutgoingTls:
 
     cdef Tls* held(self) except NULL:
         if self.tls is NULL:
-            raise ValueError("this TLS is closed, or a ReplicaFetch has it")
+            raise ValueError("this TLS is closed, or a ReplicaFetch owns it")
         return self.tls
 
     def _failed(self):
         reason = self.tls.reason.decode("utf-8", "replace")
-        return TlsError(reason) if reason else ConnectionError("it has closed the connection")
+        return TlsError(reason) if reason else ConnectionError("the peer has closed the connection")
 
     def shake(self):
         cdef Tls* tls = self.held()
@@ -96,7 +96,7 @@ cdef class OutgoingTls:
             if n < 0 and errno != EAGAIN:
                 raise self._failed()
         if n == 0:
-            raise ConnectionError("it has closed the connection")
+            raise ConnectionError("the peer has closed the connection")
         return data[:max(n, 0)]
 
     def close(self):

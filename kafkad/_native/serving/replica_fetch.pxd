@@ -10,11 +10,11 @@ from kafkad._native.wire.primitives cimport Cursor
 
 cpdef enum:                        # states of a followed partition
     FETCHING = 0
-    DELAYED = 1                     # after an error, until `resume`
-    TRUNCATING = 2                  # Python finds out where to cut, until `resume`
+    DELAYED = 1                     # after an error; until `resume`
+    TRUNCATING = 2                  # Python finds out where to cut; until `resume`
     FAILED = 3                      # until the next leader epoch
 
-cdef enum Place:                    # in an answer: what comes next
+cdef enum Place:                    # next part of an answer
     FRAME
     TOPICS
     TOPIC
@@ -36,41 +36,41 @@ cdef class ReplicaFetch:
     cdef int64_t broker_epoch
     cdef Followed** followed        # in the order of topic id and index
     cdef int32_t count, capacity
-    cdef Followed** changed         # those whose place in the session is to be told anew
+    cdef Followed** changed         # those that the next request must name, or tell the session to forget
     cdef int32_t changed_count, changed_capacity
-    cdef dict forgotten             # keys: (topic id, index) that the session has and should not
-    cdef list removed               # partitions removed while the buffer is being parsed: kept until that is over
-    cdef list events                # to be told to `sink` when the answer at hand is left alone
-    # the session and the request under way
+    cdef dict forgotten             # keys: (topic id, index) that the session has, and the next request removes
+    cdef list removed               # partitions removed during parsing: kept until it is over
+    cdef list events                # calls of `sink` to make after parsing
+    # the session and the current request
     cdef int32_t session_id, session_epoch, correlation
-    cdef bint full                  # the request under way is
-    cdef int64_t sent_ms            # monotonic, when; 0: there is none
-    cdef int empty_streak           # answers in a row that brought nothing
+    cdef bint full                  # the current request asks for a new session
+    cdef int64_t sent_ms            # when it was sent, monotonic; 0: there is none
+    cdef int empty_streak           # consecutive answers without news
     cdef int64_t streak_ms
     cdef bint paused
     cdef ReplicationQuota quota     # None: nothing is throttled
-    cdef int32_t held               # partitions that a throttle keeps out of the request
+    cdef int32_t held               # partitions left out because of a throttle
     cdef WriteBuffer request
-    # the answer, as far as it has come
+    # the answer: bytes that have come, and the state of the parser
     cdef uint8_t* buffer
     cdef size_t capacity_bytes, begin, end
-    cdef int64_t frame_left         # bytes of the answer that were not parsed yet
+    cdef int64_t frame_left         # bytes of the answer that are not parsed yet
     cdef Place place, after_tags, after_skip
     cdef int32_t topics_left, partitions_left, aborted_left
     cdef uint32_t tags_left
-    cdef bint in_partition          # the tags are a partition's
+    cdef bint in_partition          # the tags belong to a partition
     cdef int64_t skip_left, records_left
     cdef uint8_t topic_id[16]
-    cdef Followed* current          # NULL: nobody asked, or not any more
+    cdef Followed* current          # NULL: not asked for, or stopped or removed since
     cdef int32_t index
     cdef int16_t code, answer_code
     cdef int64_t high_watermark, log_start
     cdef int32_t diverging_epoch
     cdef int64_t diverging_end
     cdef bint reading               # the buffer is being parsed
-    cdef bint moved                 # this answer brought something
-    cdef const char* trouble        # why the answer cannot be read on
-    cdef int gone_on                # how often Python was asked at this place
+    cdef bint moved                 # this answer has news
+    cdef const char* trouble        # why the answer is refused
+    cdef int gone_on                # how often Python was called at this place
     cdef readonly int64_t bytes_read, answers, requests, batches_bytes
 
     cdef Followed* find(self, const uint8_t* topic_id, int32_t index) noexcept nogil
@@ -78,7 +78,6 @@ cdef class ReplicaFetch:
     cdef Followed* known(self, bytes topic_id, int32_t index) except? NULL
     cdef void begin_session(self) noexcept nogil
     cdef bint leaves_session(self) noexcept
-    cdef int write_forgotten(self, WriteBuffer* out) except -1
     cdef int short_of(self, int64_t there) noexcept nogil
     cdef void take(self, Cursor* c, const uint8_t* at) noexcept nogil
     cdef void next_partition(self) noexcept nogil
@@ -102,7 +101,6 @@ cdef class ReplicaFetch:
     cdef void drop_large_buffer(self) noexcept nogil
     cdef void hold_back(self) noexcept nogil
     cdef int build(self) except -1
-    cdef void fetch_next(self) noexcept nogil
     cdef bint send_request(self) noexcept
     cdef void lose(self, object reason) noexcept
     cdef void deliver(self) noexcept

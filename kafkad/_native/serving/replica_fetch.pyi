@@ -11,34 +11,34 @@ TRUNCATING: int
 FAILED: int
 
 class Sink(Protocol):
-    """Who decides what becomes of partitions that stop. `epoch` is the leader epoch of the Fetch."""
+    """Decides what happens to partitions that stop. `epoch` is the leader epoch of the Fetch."""
 
     def error(self, topic_id: bytes, index: int, epoch: int, code: int) -> None:
         """The leader answered with an error code."""
     def diverged(self, topic_id: bytes, index: int, epoch: int, leader_epoch: int, end: int) -> None:
-        """The logs part: the leader's largest epoch up to our last one ends at `end`."""
+        """The logs diverge: in the leader's log, its largest epoch up to our last one ends at `end`."""
     def trouble(self, topic_id: bytes, index: int, epoch: int, failed: bool, why: str) -> None:
-        """Its records cannot be taken; `failed`: nor will they be when asked for again."""
+        """Its records were not appended. `failed`: another try would not help."""
     def refused(self, topic_id: bytes, index: int, epoch: int, error: Exception) -> None:
         """`go_on`, `overlap` or the log raised."""
     def answered(self, code: int) -> None:
         """The whole Fetch was refused with an error code; `lost` follows."""
     def paused(self) -> None:
-        """Answers that bring nothing come one after the other: `ReplicaFetch.go` goes on."""
+        """Many answers without news came in a short time. Call `ReplicaFetch.go` later."""
     def throttled(self) -> None:
-        """A throttle leaves nothing to fetch: `ReplicaFetch.go` looks again."""
+        """All partitions are throttled. Call `ReplicaFetch.go` later."""
     def lost(self, reason: str) -> None:
         """The connection is closed."""
     def go_on(self, log: object, base: int, epoch: int, now_ms: int) -> None:
-        """As `kafkad.log.runs.go_on`."""
+        """Do the work that the append needs: see `kafkad.log.runs.go_on`."""
     def overlap(self, log: object, base: int, last: int) -> bool:
-        """A batch begins below the log's end. Whether it can be appended now."""
+        """A batch begins below the log's end. Return whether it can be appended now."""
 
 class ReplicaFetch:
     bytes_read: int
     answers: int
     requests: int
-    batches_bytes: int  # of the batches that were appended, or were there already
+    batches_bytes: int  # of batches that were appended, or were in the log already
     def __init__(
         self,
         reactor: Reactor,
@@ -62,10 +62,18 @@ class ReplicaFetch:
     @property
     def buffer_bytes(self) -> int: ...
     def add(self, partition: Partition, topic_id: bytes, index: int, leader_epoch: int) -> None: ...
-    def remove(self, topic_id: bytes, index: int) -> bool: ...
-    def resume(self, topic_id: bytes, index: int) -> None: ...
-    def stop(self, topic_id: bytes, index: int, state: int) -> None: ...
-    def state_of(self, topic_id: bytes, index: int) -> tuple[int, int, int] | None: ...
-    def attach(self, fd: int, broker_epoch: int, tls: OutgoingTls | None = None) -> None: ...
-    def detach(self, reason: str) -> None: ...
-    def go(self) -> None: ...
+    def remove(self, topic_id: bytes, index: int) -> bool:
+        """Return whether it was followed. Its log is not used any more."""
+    def resume(self, topic_id: bytes, index: int) -> None:
+        """Continue a partition that stopped, from the end of its log."""
+    def stop(self, topic_id: bytes, index: int, state: int) -> None:
+        """Do not fetch a partition until `resume`, or until it is removed and added again."""
+    def state_of(self, topic_id: bytes, index: int) -> tuple[int, int, int] | None:
+        """Return (state, leader epoch, lag or -1), or None if it is not followed."""
+    def attach(self, fd: int, broker_epoch: int, tls: OutgoingTls | None = None) -> None:
+        """Fetch over a connected, non-blocking socket, and take it over. After an OSError the socket is
+        still the caller's."""
+    def detach(self, reason: str) -> None:
+        """Close the connection, if there is one, and call `sink.lost(reason)`."""
+    def go(self) -> None:
+        """Send the next request, unless one is not answered yet or there is nothing to fetch."""

@@ -1,20 +1,21 @@
 """Followed partitions and the connection to their leader: Fetch (key 1, v13-v18) as a replica sends it.
 
-    request    one at a time: a session (KIP-227) is told what changed, and what is not fetched any more
-    answer     read as it comes. Heads are parsed when they are whole; the batches of a partition go from the buffer into
-               its log by runs (_native/log/partition_runs), so an answer is never held as a whole
+    request    one at a time. It names the partitions whose offsets changed, and those to forget (sessions, KIP-227)
+    answer     parsed as it comes. Heads are parsed when they are complete; batches go from the buffer into the log in
+               runs (_native/log/partition_runs), so an answer is never in memory as a whole
     next       when the answer has ended, with the offsets that it moved
 
-There is no Python object per batch or partition. Python is asked when a run wants it (a roll, a new epoch) and told, when
-the bytes at hand are dealt with, of what stops a partition: `sink` gets `error`, `diverged`, `trouble`, and `lost` for the
-connection. A partition that stopped waits for `resume`.
+There is no Python object per batch or partition. Python is called if a run needs it (a roll, a new epoch), and after the
+parsing, if a partition stopped (`error`, `diverged`, `trouble`, `refused` of `sink`) or the connection ended (`lost`). A
+partition that stopped waits for `resume`.
 
-A leader may lie. What does not parse, or is larger than it may be, ends the connection with a reason; what is wrong with
-one partition's records stops that partition. The buffer grows to a batch, at most `batch_bytes_max`, and shrinks again.
+The leader is not trusted. Bytes that do not parse, or sizes above the limits, end the connection with a reason. Bad records
+stop their partition only. The buffer grows to the size of a batch, at most `batch_bytes_max`, and shrinks again.
 
 Each call reads the socket once, so a turn is bounded by the buffer.
 
-Beware: `sink` is called between answers' pieces, never inside one, since it may add and remove partitions."""
+Beware: the calls during the parsing (`go_on`, `overlap`, and callbacks of a log) may remove partitions or close the
+connection. After each, check `current` and `link.fd`. The other calls of `sink` come after it."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
@@ -26,7 +27,7 @@ from libc.string cimport memcmp, memcpy, memmove
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.partition_runs cimport RUN_NEWER, RUN_OVERLAPS, RunInfo
 from kafkad._native.serving.connection cimport core_fatal
-from kafkad._native.serving.followed cimport Followed, followed_write
+from kafkad._native.serving.followed cimport Followed, followed_write, forgotten_write
 from kafkad._native.serving.outgoing cimport (
     outgoing_close, outgoing_open, outgoing_read, outgoing_reason, outgoing_send)
 from kafkad._native.serving.outgoing_tls cimport OutgoingTls
@@ -49,12 +50,12 @@ cdef enum:
     FETCH_KEY = 1
     BUFFER_BYTES = 1 << 20
     SHRINK_ABOVE = 4 << 20
-    HEAD_BYTES_MAX = 256            # of anything that is parsed at once
-    BATCH_HEAD = 17                 # bytes of a batch without which its size is not known
-    ANSWER_SLACK = 16 << 20         # heads and tags of an answer, beside its records
-    EMPTY_ANSWERS = 32              # as many in EMPTY_MS make the next request wait
+    HEAD_BYTES_MAX = 256            # of a part that is parsed at once
+    BATCH_HEAD = 17                 # bytes of a batch up to its magic
+    ANSWER_SLACK = 16 << 20         # for heads and tags of an answer, beside its records
+    EMPTY_ANSWERS = 32              # more of them than this within EMPTY_MS delay the next request
     EMPTY_MS = 500
-    GOES_ON_MAX = 4                 # of a run, at one place
+    GOES_ON_MAX = 4                 # calls of `go_on` at one place
 
 
 cdef inline bint is_asked(const Followed* followed) noexcept nogil:
@@ -74,7 +75,7 @@ cdef class ReplicaFetch:
                   int32_t partition_bytes=1 << 20, int32_t batch_bytes_max=100 << 20,
                   ReplicationQuota quota=None):
         if not 13 <= version <= 18:
-            raise ValueError(f"replicas fetch by Fetch 13 to 18, not {version}")
+            raise ValueError(f"Fetch v{version}: replicas use v13 to v18")
         if not 0 < len(client_id) < 1 << 15:
             raise ValueError("a client id has 1 to 32767 bytes")
         self.link.fd = -1
@@ -164,7 +165,7 @@ cdef class ReplicaFetch:
         followed.partition = <PyObject*>partition
         Py_INCREF(partition)
         if self.forgotten.pop((topic_id, index), None):
-            followed.in_session = True          # it is told anew
+            followed.in_session = True
         at = self.place_of(followed.topic_id, index)
         memmove(&self.followed[at + 1], &self.followed[at], (self.count - at) * sizeof(Followed*))
         self.followed[at] = followed
@@ -173,7 +174,7 @@ cdef class ReplicaFetch:
         self.go()
 
     def remove(self, bytes topic_id not None, int32_t index):
-        """Whether it was there. Its log is not touched any more."""
+        """Return whether it was followed. Its log is not used any more."""
         cdef Followed* followed = self.known(topic_id, index)
         cdef int32_t at, i
         if followed is NULL:
@@ -191,26 +192,26 @@ cdef class ReplicaFetch:
             self.forgotten[topic_id, index] = True
         if self.current is followed:
             self.current = NULL
-        if self.reading:                        # its code may be what called back
+        if self.reading:                        # one of its methods may have called us
             self.removed.append(<object>followed.partition)
         Py_DECREF(<object>followed.partition)
         free(followed)
         return True
 
     def resume(self, bytes topic_id not None, int32_t index):
-        """Go on with a partition that stopped, from where its log ends now."""
+        """Continue a partition that stopped, from the end of its log."""
         cdef Followed* followed = self.known(topic_id, index)
         if followed is NULL:
             return
         followed.state = FETCHING
-        followed.asked_offset = -1              # an answer that is under way is of before
+        followed.asked_offset = -1              # the current answer is ignored
         if self.current is followed:
             self.current = NULL
         self.list_changed(followed)
         self.go()
 
     def stop(self, bytes topic_id not None, int32_t index, int state):
-        """Fetch a partition no more: `resume`, or a new `add`, goes on."""
+        """Do not fetch a partition until `resume`, or until it is removed and added again."""
         cdef Followed* followed = self.known(topic_id, index)
         KAFKAD_CHECK(DELAYED <= state <= FAILED)
         if followed is not NULL:
@@ -220,7 +221,7 @@ cdef class ReplicaFetch:
             self.list_changed(followed)
 
     def state_of(self, bytes topic_id not None, int32_t index):
-        """(state, leader epoch, lag or -1), None if it is not followed here."""
+        """Return (state, leader epoch, lag or -1), or None if it is not followed."""
         cdef Followed* followed = self.known(topic_id, index)
         return None if followed is NULL else (followed.state, followed.leader_epoch, followed.lag)
 
@@ -242,7 +243,7 @@ cdef class ReplicaFetch:
 
     @property
     def waiting_since_ms(self) -> int:
-        """Monotonic, when the request under way was sent; 0: there is none."""
+        """When the current request was sent (monotonic); 0 if there is none."""
         return self.sent_ms
 
     @property
@@ -250,12 +251,13 @@ cdef class ReplicaFetch:
         return self.capacity_bytes
 
     def attach(self, int fd, int64_t broker_epoch, OutgoingTls tls=None):
-        """Fetch over a connected, non-blocking socket, which is ours from now on, and its TLS, if it has some."""
+        """Fetch over a connected, non-blocking socket, and take over the socket and its TLS. Raises OSError; then the
+        socket is still the caller's."""
         cdef Reactor reactor = self.reactor
         cdef int failure
         KAFKAD_CHECK(self.link.fd < 0)
         if tls is not None and not tls.is_open():
-            raise ValueError("the handshake of this connection is not over, or it is closed")
+            raise ValueError("the handshake of this connection has not ended, or it is closed")
         if self.buffer is NULL:
             self.buffer = <uint8_t*>malloc(BUFFER_BYTES)
             if self.buffer is NULL:
@@ -279,7 +281,7 @@ cdef class ReplicaFetch:
         self.go()
 
     def detach(self, reason):
-        """Close the connection; `sink.lost(reason)` is called if there was one."""
+        """Close the connection, if there is one, and call `sink.lost(reason)`."""
         if self.link.fd >= 0:
             self.lose(reason)
             self.deliver()
@@ -316,7 +318,7 @@ cdef class ReplicaFetch:
             core_fatal((<Reactor>self.reactor).core)
 
     def go(self):
-        """Send the next request, if one is to be sent and none is under way."""
+        """Send the next request, unless one is not answered yet or there is nothing to fetch."""
         self.paused = False
         if self.link.fd >= 0 and self.sent_ms == 0:
             if not self.send_request():
@@ -324,13 +326,8 @@ cdef class ReplicaFetch:
 
     # -- the request -----------------------------------------------------------------------------------------
 
-    cdef void fetch_next(self) noexcept nogil:
-        with gil:
-            if not self.paused:
-                self.send_request()
-
     cdef bint send_request(self) noexcept:
-        # False: something is to be delivered.
+        # Returns False if `events` must be delivered.
         cdef int failure
         try:
             if self.build() == 0:
@@ -349,8 +346,8 @@ cdef class ReplicaFetch:
         return True
 
     cdef void hold_back(self) noexcept nogil:
-        # What is throttled and not in sync is not asked for while the quota is exceeded (ReplicaFetcherThread.
-        # shouldFollowerThrottle).
+        # While the quota is exceeded, throttled partitions that are not in sync are not fetched
+        # (ReplicaFetcherThread.shouldFollowerThrottle).
         cdef Followed* followed
         cdef int32_t i
         cdef bint exceeded = self.quota.exceeded(FOLLOWER_SIDE, self.link.core.monotonic_ms), held
@@ -367,7 +364,7 @@ cdef class ReplicaFetch:
             self.held += held
 
     cdef int build(self) except -1:
-        # 1: a request stands in `request`. 0: there is nothing to fetch.
+        # Returns 1 with the next request in `request`, or 0 if there is nothing to fetch.
         cdef WriteBuffer* out = &self.request
         cdef Followed* followed
         cdef int32_t i, kept = 0
@@ -392,7 +389,7 @@ cdef class ReplicaFetch:
                 self.followed[i].listed = False
                 if is_asked(self.followed[i]):
                     self.list_changed(self.followed[i])
-        for i in range(self.changed_count):             # which of them the session must be told
+        for i in range(self.changed_count):
             followed = self.changed[i]
             if is_asked(followed):
                 self.changed[kept] = followed
@@ -422,7 +419,7 @@ cdef class ReplicaFetch:
         write_i32(out, self.session_epoch)
         followed_write(self.changed, kept, self.partition_bytes, out)
         self.changed_count = 0
-        self.write_forgotten(out)
+        forgotten_write(self.forgotten, out)
         write_uvarint(out, 1)                           # rack: ""
         if self.version < 15:
             write_i8(out, 0)
@@ -442,20 +439,6 @@ cdef class ReplicaFetch:
             if self.changed[i].in_session and self.session_id:
                 return True
         return False
-
-    cdef int write_forgotten(self, WriteBuffer* out) except -1:
-        by_topic = {}
-        for topic_id, index in self.forgotten:
-            by_topic.setdefault(topic_id, []).append(index)
-        self.forgotten.clear()
-        write_uvarint(out, <uint32_t>(len(by_topic) + 1))
-        for topic_id, indexes in by_topic.items():
-            write_raw(out, PyBytes_AS_STRING(topic_id), 16)
-            write_uvarint(out, <uint32_t>(len(indexes) + 1))
-            for index in indexes:
-                write_i32(out, <int32_t>index)
-            write_i8(out, 0)
-        return 0
 
     # -- the answer ------------------------------------------------------------------------------------------
 
@@ -483,7 +466,7 @@ cdef class ReplicaFetch:
         while state > 0 and self.link.fd >= 0:
             state = self.parse()
         self.reading = False
-        if self.link.fd < 0:                            # `sink` has closed it
+        if self.link.fd < 0:                            # a callback has closed it
             self.drop_large_buffer()
         elif state < 0:
             with gil:
@@ -497,7 +480,7 @@ cdef class ReplicaFetch:
                 self.deliver()
 
     cdef int make_room(self, size_t wanted) noexcept nogil:
-        # For `wanted` bytes from `begin` on, and at least some behind what is there. 0, or -1.
+        # Makes room for `wanted` bytes from `begin` on, and for at least one more byte. Returns 0, or -1 without memory.
         cdef uint8_t* more
         cdef size_t capacity
         if wanted > self.capacity_bytes:
@@ -518,7 +501,7 @@ cdef class ReplicaFetch:
         return 0 if self.end < self.capacity_bytes else -1
 
     cdef int parse(self) noexcept nogil:
-        # One step: 1, 0 when more bytes are needed, -1 when it cannot be read on (`trouble`).
+        # One step. Returns 1, 0 if more bytes are needed, or -1 if the answer is refused (`trouble`).
         cdef Cursor c
         cdef const uint8_t* at = self.buffer + self.begin
         cdef int64_t there = self.end - self.begin, size
@@ -528,20 +511,20 @@ cdef class ReplicaFetch:
             if there == 0:
                 return 0
             if self.sent_ms == 0:
-                self.trouble = b"it answers what was not asked"
+                self.trouble = b"it sends an answer without a request"
                 return -1
             if self.link.out_sent < self.link.out_size:
-                self.trouble = b"it answers a request that it has not got whole"
+                self.trouble = b"it answers a request before it has the whole of it"
                 return -1
             if there < 4:
                 return 0
             size = get_i32(at)
             if size < 4 or size > self.answer_bytes_max:
-                self.trouble = b"its answer has an absurd size"
+                self.trouble = b"its answer has a size out of bounds"
                 return -1
             cursor_init(&c, at + 4, min(there - 4, size))
             if read_i32(&c) != self.correlation and not c.failed:
-                self.trouble = b"it answers another request than the one that was sent"
+                self.trouble = b"its answer has a wrong correlation id"
                 return -1
             if read_uvarint(&c) != 0 and not c.failed:
                 self.trouble = b"its answer has tags in the header"
@@ -612,7 +595,7 @@ cdef class ReplicaFetch:
             if self.current is not NULL and (
                     self.current.state != FETCHING or self.current.asked_epoch != self.current.leader_epoch
                     or self.current.asked_offset != (<Partition>self.current.partition).row.log_end_offset):
-                self.current = NULL                     # of before it was added, cut or stopped
+                self.current = NULL                     # asked before it was added, cut or stopped
             self.place = ABORTED
             return 1
         if self.place == ABORTED:
@@ -687,7 +670,7 @@ cdef class ReplicaFetch:
         return 0 if self.frame_left else -1
 
     cdef int short_of(self, int64_t there) noexcept nogil:
-        # A head is not whole: 0 where more of it may come.
+        # A head is incomplete. Returns 0 if the rest may come, otherwise -1.
         if there >= HEAD_BYTES_MAX or there == self.frame_left:
             self.trouble = b"its answer ends in the middle, or does not parse"
             return -1
@@ -715,7 +698,7 @@ cdef class ReplicaFetch:
         self.place = self.after_tags
         if self.after_tags == FRAME:
             if self.frame_left != 0:
-                self.trouble = b"its answer is longer than what it says"
+                self.trouble = b"its answer has bytes behind its end"
                 return -1
             return self.answer_over()
         return 1
@@ -744,7 +727,7 @@ cdef class ReplicaFetch:
             self.begin += run.taken
             self.frame_left -= run.taken
             self.records_left -= run.taken
-        if self.current is NULL:                        # the log has called back, and it was removed
+        if self.current is NULL:                        # a callback of the log has removed it
             return self.skip_records()
         if run.taken:
             if self.quota is not None and (<Partition>self.current.partition).throttled & (1 << FOLLOWER_SIDE):
@@ -754,12 +737,12 @@ cdef class ReplicaFetch:
             if self.records_left == 0:
                 return 1
             if run.needed > self.records_left or (run.needed == 0 and self.records_left < BATCH_HEAD):
-                return self.skip_records()              # the last batch is cut (KIP-74): it comes with the next answer
+                return self.skip_records()              # the last batch is cut (KIP-74); the next answer has all of it
             if run.needed > self.batch_bytes_max:
-                self.note(self.current, FAILED, 0, b"a batch is larger than a follower takes")
+                self.note(self.current, FAILED, 0, b"a batch is larger than socket.request.max.bytes")
                 return self.skip_records()
             if run.needed > there and self.make_room(run.needed) != 0:
-                self.note(self.current, DELAYED, 0, b"there is no memory for a batch")
+                self.note(self.current, DELAYED, 0, b"no memory for a batch")
                 return self.skip_records()
             return 0
         if code == NEED_PYTHON:
@@ -768,7 +751,7 @@ cdef class ReplicaFetch:
                 if self.gone_on <= GOES_ON_MAX and self.go_on(run.base_offset, run.epoch):
                     return 1
             if self.current is not NULL and self.current.state == FETCHING:
-                self.note(self.current, DELAYED, 0, b"its log does not go on")
+                self.note(self.current, DELAYED, 0, b"its log does not continue")
         elif code == RUN_OVERLAPS:
             self.gone_on += 1
             with gil:
@@ -777,13 +760,13 @@ cdef class ReplicaFetch:
             if self.current is not NULL and self.current.state == FETCHING:
                 self.note(self.current, FAILED, 0, b"a batch begins below the end of the log")
         elif code == CORRUPT_MESSAGE:
-            self.note(self.current, DELAYED, code, b"the leader sent a batch that is damaged")
+            self.note(self.current, DELAYED, code, b"the leader sent a damaged batch")
         elif code != RUN_NEWER:
-            self.note(self.current, DELAYED, code, b"the log could not be written")
+            self.note(self.current, DELAYED, code, b"writing the log failed")
         return self.skip_records()
 
     cdef int skip_records(self) noexcept nogil:
-        # What is left of this partition's is of no use.
+        # Ignores the rest of this partition's records.
         self.skip_left = self.records_left
         self.records_left = 0
         self.after_skip = RECORDS
@@ -825,7 +808,7 @@ cdef class ReplicaFetch:
                 self.list_changed(followed)
 
     cdef void note(self, Followed* followed, uint8_t state, int code, const char* why) noexcept nogil:
-        # It stops: `sink` decides for how long.
+        # The partition stops; `sink` decides for how long.
         followed.state = state
         self.list_changed(followed)
         with gil:
@@ -858,7 +841,7 @@ cdef class ReplicaFetch:
             self.note_refused(e)
 
     cdef void note_refused(self, object error) noexcept:
-        # `current` is NULL if the call that failed has removed or stopped it.
+        # `current` is NULL if the failed call has removed or stopped it.
         cdef Followed* followed = self.current
         if followed is not NULL:
             followed.state = DELAYED
@@ -878,7 +861,7 @@ cdef class ReplicaFetch:
         elif self.answer_code != 0:
             with gil:
                 self.events.append(("answered", (self.answer_code,)))
-            self.trouble = b"it refuses to be fetched from"
+            self.trouble = b"it refuses the whole Fetch"
             return -1
         elif self.session_id:
             self.session_epoch = self.session_epoch + 1 if self.session_epoch < INT32_MAX else 1
@@ -898,7 +881,7 @@ cdef class ReplicaFetch:
             self.streak_ms = now
         else:
             self.empty_streak += 1
-        if self.empty_streak > EMPTY_ANSWERS:           # a leader that does not wait: so do we
+        if self.empty_streak > EMPTY_ANSWERS:           # the leader does not wait for data, so we do
             self.empty_streak = 0
             self.paused = True
             with gil:
@@ -908,8 +891,8 @@ cdef class ReplicaFetch:
         return 1 if self.link.fd >= 0 else 0
 
     cdef void deliver_and_fetch(self) noexcept:
-        # A partition that stopped is dealt with first: the next request may have it again.
+        # Events first: `sink` may resume a partition at once, and the next request then names it.
         if self.events:
             self.deliver()
-        if self.link.fd >= 0 and self.sent_ms == 0:
-            self.fetch_next()
+        if self.link.fd >= 0 and self.sent_ms == 0 and not self.paused:
+            self.send_request()

@@ -6,14 +6,17 @@ yields often and returns any of these (server/turns); an awaitable may also end 
 what it needs from `services` and keeps nothing between requests.
 """
 
-from collections.abc import Callable
+from asyncio import Future
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from kafkad.api.metadata_answers import MetadataAnswers
 from kafkad.clock import Clock
 from kafkad.config.broker import BrokerConfig
+from kafkad.coordinator.admission import Gate
 from kafkad.coordinator.runtime import GroupCoordinator
+from kafkad.coordinator.transactions import TransactionCoordinator
 from kafkad.log.log_dirs import LogDirs
 from kafkad.metadata.image import MetadataImage
 from kafkad.protocol import errors
@@ -21,8 +24,17 @@ from kafkad.replication.low_watermarks import LowWatermarks
 from kafkad.replication.partitions import Partitions
 from kafkad.security.authorizer import Authorizer
 
+T = TypeVar("T")
+
 ANONYMOUS = "User:ANONYMOUS"  # the principal of clients that need not authenticate
 OURSELVES = ""  # the principal of the broker's own requests: everything is allowed
+
+
+class Client(Protocol):
+    """The connection of a client: to this worker (_native Connection), or to another one (server.routing)."""
+
+    client_software_name: str | None  # from ApiVersions
+    client_software_version: str | None
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,7 +47,7 @@ class RequestContext:
     client_id: str | None
     client_host: str
     listener: str
-    connection: Any
+    connection: Client | None  # None: the request came in an Envelope
     principal: str = ANONYMOUS
     by_token: bool = False  # the client authenticated with a delegation token
 
@@ -46,6 +58,62 @@ class Images(Protocol):
     image: MetadataImage
 
 
+class Controller(Protocol):
+    """Changes the metadata. Each method returns an answer, or an awaitable of one, or an encoded one if
+    another worker or broker has answered. Any other worker than 0, and the members of a cluster, have only
+    some of these: the API table sends the other requests elsewhere."""
+
+    def create_topics(self, request: Any, context: RequestContext) -> Any: ...
+    def delete_topics(self, request: Any, context: RequestContext) -> Any: ...
+    def create_partitions(self, request: Any, context: RequestContext) -> Any: ...
+    def auto_create(self, names: Iterable[str]) -> Any:
+        """The answer is dict[str, KafkaError | None]: the error for each topic that did not exist."""
+
+    def alter_configs(self, wanted: Any, validate_only: bool, context: RequestContext) -> Any: ...
+    def incremental_alter_configs(
+        self, changes: Any, validate_only: bool, context: RequestContext
+    ) -> Any: ...
+    def alter_user_scram_credentials(self, request: Any, context: RequestContext) -> Any: ...
+    def alter_client_quotas(self, request: Any, context: RequestContext) -> Any: ...
+    def create_acls(self, request: Any, context: RequestContext) -> Any: ...
+    def delete_acls(self, request: Any, context: RequestContext) -> Any: ...
+    def create_delegation_token(self, request: Any, context: RequestContext) -> Any: ...
+    def renew_delegation_token(self, request: Any, context: RequestContext) -> Any: ...
+    def expire_delegation_token(self, request: Any, context: RequestContext) -> Any: ...
+
+
+class ProducerIds(Protocol):
+    """Hands out producer ids (server.producer_ids)."""
+
+    def generate(self) -> int | Awaitable[int]: ...
+    def take(self) -> int: ...
+    def coming(self) -> Awaitable[Any] | None: ...
+
+
+class Peers(Protocol):
+    """The links to the other workers (server.peers)."""
+
+    @property
+    def count(self) -> int: ...  # of workers, with this one
+    @property
+    def up(self) -> Collection[int]: ...  # those that are connected now
+    def call(
+        self, k: int, kind: int, payload: bytes = b"", timeout_s: float | None = None
+    ) -> "Future[bytes]": ...
+    def handle(self, kind: int, function: Callable[..., Any], *, bulk: bool = False) -> None: ...
+    async def wait_up(self, k: int, timeout_s: float | None = None) -> None: ...
+
+
+class TlsListeners(Protocol):
+    """The certificates of this worker's listeners (server.tls_listeners)."""
+
+    def check(self, config: BrokerConfig, names: Collection[str]) -> None:
+        """Raise ConfigError if a listener cannot serve with `config`, which differs in the keys `names`."""
+
+    def adopt(self, config: BrokerConfig) -> None:
+        """Load the changed stores of `config`."""
+
+
 @dataclass(slots=True)
 class Services:
     """The parts of a broker that handlers use. Filled once, by `server.worker`."""
@@ -54,13 +122,14 @@ class Services:
     static_config: BrokerConfig  # as read at the start
     clock: Clock
     metadata: Images
-    controller: Any  # controller.Controller
+    controller: Controller
     partitions: Partitions
     log_dirs: LogDirs
     groups: GroupCoordinator
-    producer_ids: Any = None
-    transactions: Any = None  # coordinator.TransactionCoordinator; None: transactions are refused
-    transaction_gate: Any = None  # coordinator.admission.Gate
+    # these three are None on a controller
+    producer_ids: ProducerIds | None = None
+    transactions: TransactionCoordinator | None = None
+    transaction_gate: Gate | None = None
     authorizer: Authorizer | None = None  # None: everything is allowed
     api_versions: tuple[tuple[int, int, int], ...] = ()  # (key, lowest, highest) as listed by ApiVersions
     advertised: dict[str, tuple[str, int]] = field(default_factory=dict)  # listener name -> host, port
@@ -72,12 +141,18 @@ class Services:
     # with several workers
     is_controller: bool = False  # requests come from brokers, which have made their own checks
     me: int = 0  # this worker's index
-    peers: Any = None  # server.Peers: the other workers; None: there are none
+    peers: Peers | None = None  # None: there are no other workers
     owner_of: Callable[[str, int], int] | None = None  # topic, partition -> worker; unknown: me
     group_owner: Callable[[str], int | None] | None = None  # group id -> worker; None: nobody yet
     transaction_owner: Callable[[str], int] | None = None  # transactional id -> worker; none yet: me
-    tls: Any = None  # server.tls_listeners.TlsListeners
+    tls: TlsListeners | None = None  # None: on a controller
     log_level_set: Callable[[str, str | None], None] | None = None  # called after a client set a log level
+
+
+def present(service: T | None) -> T:
+    """Return a service that every broker has: only a controller serves without it."""
+    assert service is not None
+    return service
 
 
 def code_of(trouble: BaseException) -> int:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Generator
 from typing import Any, NamedTuple
 
-from kafkad.api.context import RequestContext, Services
+from kafkad.api.context import RequestContext, Services, present
 from kafkad.coordinator.runtime import at_once
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -112,7 +112,7 @@ def _find(services: Services, context: RequestContext, key_type: int, key: str) 
     topic = services.metadata.image.topics.get(name)
     if topic is None:
         return Coordinator(errors.COORDINATOR_NOT_AVAILABLE)
-    coordinator = services.transactions if key_type == TRANSACTION else services.groups
+    coordinator = present(services.transactions) if key_type == TRANSACTION else services.groups
     partition = topic.partitions.get(coordinator.partition_for(key))
     return _broker(services, context, -1 if partition is None else partition.leader)
 

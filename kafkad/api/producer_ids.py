@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from kafkad.api.context import RequestContext, Services, code_of
+from kafkad.api.context import RequestContext, Services, code_of, present
 from kafkad.api.groups import response_of
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -36,7 +36,7 @@ def init_producer_id(services: Services, context: RequestContext, request: Any) 
     if request.transactional_id is not None or one_of_two:
         return _refusal(errors.INVALID_REQUEST)
     try:
-        producer_id = services.producer_ids.generate()
+        producer_id = present(services.producer_ids).generate()
     except KafkaError as trouble:
         return _refusal(code_of(trouble))
     return _later(producer_id) if inspect.isawaitable(producer_id) else _granted(producer_id)
@@ -45,7 +45,7 @@ def init_producer_id(services: Services, context: RequestContext, request: Any) 
 def _when_there_are_ids(services: Services, context: RequestContext, request: Any) -> Any:
     """The coordinator takes an id at once or not at all, and a refused client would wait for long."""
     try:
-        coming = services.producer_ids.coming()
+        coming = present(services.producer_ids).coming()
     except KafkaError as trouble:
         return _refusal(code_of(trouble))
     if coming is None:
@@ -74,7 +74,7 @@ def _of_transactional_id(services: Services, context: RequestContext, request: A
                 )
             )
 
-        services.transactions.init_producer_id(
+        present(services.transactions).init_producer_id(
             request.transactional_id, request.transaction_timeout_ms, expected, answered
         )
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import Any
 
-from kafkad.api.context import RequestContext, Services
+from kafkad.api.context import RequestContext, Services, present
 from kafkad.api.groups import response_of
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -105,14 +105,16 @@ def _ask(
     who = transaction.transactional_id, transaction.producer_id, transaction.producer_epoch
     is_of_others = version >= SEVERAL_FROM  # whose clients would wait, too
     if is_of_others and transaction.verify_only:
-        services.transactions.verify_partitions(*who, partitions, answered, waits=False)
+        present(services.transactions).verify_partitions(*who, partitions, answered, waits=False)
         return
     client_version = V2 if is_of_others else 0
 
     def added(code: int) -> None:
         answered(dict.fromkeys(partitions, code))
 
-    services.transactions.add_partitions(*who, partitions, client_version, added, waits=not is_of_others)
+    present(services.transactions).add_partitions(
+        *who, partitions, client_version, added, waits=not is_of_others
+    )
 
 
 def _unknown_partitions(services: Services, transaction: Any) -> Generator[None, None, Codes]:
@@ -172,7 +174,7 @@ def add_offsets_to_txn(services: Services, context: RequestContext, request: Any
             code = known_fence(code, context.version)
             reply(messages.AddOffsetsToTxnResponse(error_code=code))
 
-        services.transactions.add_partitions(
+        present(services.transactions).add_partitions(
             request.transactional_id, request.producer_id, request.producer_epoch, [partition], 0, added
         )
 
@@ -188,7 +190,7 @@ def end_txn(services: Services, context: RequestContext, request: Any) -> Any:
             code = known_fence(code, context.version)
             reply(messages.EndTxnResponse(error_code=code, producer_id=producer_id, producer_epoch=epoch))
 
-        services.transactions.end(
+        present(services.transactions).end(
             request.transactional_id,
             request.producer_id,
             request.producer_epoch,
@@ -220,7 +222,7 @@ def txn_offset_commit(services: Services, context: RequestContext, request: Any)
     yield from services.groups.commit_in_transaction(
         request,
         context.version,
-        services.transaction_gate,
+        present(services.transaction_gate),
         committed,
         verifies=services.config.transaction_partition_verification_enable,
     )
@@ -303,7 +305,7 @@ def _commit_answer(version: int, request: Any, outcome: Any, refused: list[Any])
 def describe_transactions(services: Services, context: RequestContext, request: Any) -> Steps:
     response = messages.DescribeTransactionsResponse()
     for transactional_id in request.transactional_ids:
-        response.transaction_states.append(services.transactions.describe(transactional_id))
+        response.transaction_states.append(present(services.transactions).describe(transactional_id))
         yield
     return response
 
@@ -314,7 +316,7 @@ def list_transactions(services: Services, context: RequestContext, request: Any)
     except KafkaError as refused:
         return messages.ListTransactionsResponse(error_code=refused.code)
     return (
-        yield from services.transactions.list(
+        yield from present(services.transactions).list(
             request.state_filters, request.producer_id_filters, request.duration_filter, matches
         )
     )

@@ -21,13 +21,13 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from kafkad._native.serving.connection import Connection
 from kafkad._native.serving.long_answer import LongAnswer
 from kafkad._native.serving.quota import is_timed, pause
 from kafkad._native.serving.shared_answer import SharedAnswer
-from kafkad.api.context import ANONYMOUS, OURSELVES, RequestContext, Services, code_of
+from kafkad.api.context import ANONYMOUS, OURSELVES, Client, RequestContext, Services, code_of
 from kafkad.api.table import Api, Route
 from kafkad.api.versions import unsupported
 from kafkad.coordinator.runtime import at_once
@@ -191,7 +191,7 @@ class Dispatcher:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _run(self, connection: Connection, steps: Steps) -> Any:
+    def _run(self, connection: Client | None, steps: Steps) -> Any:
         """Run steps in turns. If there is a quota of request time, their time is charged to the client."""
         return self.turns.run(timed(connection, steps) if is_timed(connection) else steps)
 
@@ -271,7 +271,7 @@ class Dispatcher:
         try:
             self._respond(context, request_id, await answer)
         except MemoryError:
-            context.connection.close("no memory was left for the response")
+            _own(context).close("no memory was left for the response")
 
     async def _finish_in_steps(
         self, context: RequestContext, request_id: int, waiting: Awaitable[Any], held: list[Any], size: int
@@ -304,23 +304,23 @@ class Dispatcher:
 
     def _respond(self, context: RequestContext, request_id: int, response: Any | None) -> None:
         if not self._answered(context, request_id, response):
-            self._begin(context.connection, self._respond_in_steps(context, request_id, [response], []))
+            self._begin(_own(context), self._respond_in_steps(context, request_id, [response], []))
 
     def _answered(self, context: RequestContext, request_id: int, response: Any | None) -> bool:
         """Answer, unless the response is so wide that it must be encoded in steps. Return whether it did."""
         if response is None:
-            context.connection.close("the request failed, and its response has no place to say so")
+            _own(context).close("the request failed, and its response has no place to say so")
             return True
         pause_ms, said_ms = pause_of(context, response)
         if pause_ms:
-            pause(context.connection, pause_ms)  # as the answer says, which is sent at once
+            pause(_own(context), pause_ms)  # as the answer says, which is sent at once
             if pause_ms != said_ms:
                 response = with_pause(context, response, pause_ms)
         if isinstance(response, bytes):  # encoded by another worker, or for an earlier request
-            context.connection.respond(request_id, response)
+            _own(context).respond(request_id, response)
             return True
         if isinstance(response, SharedAnswer):
-            response.respond(context.connection, request_id)
+            response.respond(_own(context), request_id)
             return True
         try:
             frame = codec.encode_narrow_response(response, context.version, context.correlation_id)
@@ -329,7 +329,7 @@ class Dispatcher:
             return True
         if frame is None:
             return False
-        context.connection.respond(request_id, frame)
+        _own(context).respond(request_id, frame)
         return True
 
     def _respond_in_steps(
@@ -339,13 +339,13 @@ class Dispatcher:
         (response,) = answer
         if not self._answered(context, request_id, response):
             try:
-                written = LongAnswer(context.connection, request_id)
+                written = LongAnswer(_own(context), request_id)
                 yield from codec.encode_response_in_steps(
                     response, context.version, context.correlation_id, written.write
                 )
                 written.finish()
             except MemoryError:
-                context.connection.close("no memory was left for the response")
+                _own(context).close("no memory was left for the response")
             except Exception as trouble:
                 self._not_encoded(context, trouble)
             held.append(response)
@@ -357,7 +357,7 @@ class Dispatcher:
         logger.error(
             "a response of API %d v%d does not encode", context.api_key, context.version, exc_info=trouble
         )
-        context.connection.close("the response could not be encoded")
+        _own(context).close("the response could not be encoded")
 
     def _refuse_api_versions(self, connection: Connection, request_id: int, frame: bytes, api: Api) -> None:
         """Answer an ApiVersions of unknown version: its header is read as v2, its body is not read at all."""
@@ -375,6 +375,11 @@ def _no_response() -> Steps:
     """Return None: the connection is closed instead."""
     return None
     yield
+
+
+def _own(context: RequestContext) -> Connection:
+    """Return the connection of a request that was sent to this worker."""
+    return cast(Connection, context.connection)
 
 
 def _context(connection: Connection, header: Any) -> RequestContext:

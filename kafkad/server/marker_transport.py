@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from kafkad.api.context import OURSELVES, RequestContext, Services
+from kafkad.api.context import OURSELVES, RequestContext, Services, present
 from kafkad.api.markers import write_marker
 from kafkad.coordinator.markers import Marker, Written
 from kafkad.coordinator.transaction import TopicPartition
@@ -114,7 +114,9 @@ class MarkerTransport:
         frame = codec.encode_request(request, VERSION, 0, US)
         codes: dict[tuple[int, TopicPartition], int] = {}
         try:
-            answer = await self._services.peers.call(worker, FORWARD, pack(context, frame), TIMEOUT_S)
+            answer = await present(self._services.peers).call(
+                worker, FORWARD, pack(context, frame), TIMEOUT_S
+            )
             if answer:
                 _, response = codec.decode_response(messages.WriteTxnMarkersResponse, VERSION, answer)
                 codes = codes_of(response)

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from kafkad.api.context import Services
+from kafkad.api.context import Services, present
 from kafkad.metadata.image import MetadataImage
 from kafkad.net.channel import Channel
 from kafkad.server.broker_channels import BrokerChannels
@@ -49,7 +49,7 @@ class OtherBrokers:
         return float(self._services.config.request_timeout_ms) / 1000
 
     def _partition_for(self, transactional_id: str) -> int:
-        return int(self._services.transactions.partition_for(transactional_id))
+        return present(self._services.transactions).partition_for(transactional_id)
 
     def follow_brokers(self) -> None:
         """Brokers have changed in the image."""

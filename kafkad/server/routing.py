@@ -32,7 +32,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, 
 from typing import Any, NamedTuple
 
 from kafkad.api import list_offsets
-from kafkad.api.context import RequestContext, Services
+from kafkad.api.context import RequestContext, Services, present
 from kafkad.api.table import Api, Route
 from kafkad.coordinator.runtime import at_once
 from kafkad.metadata.image import BROKER_LOGGER
@@ -363,7 +363,7 @@ class Router:
         """Return another worker's answer; the call is sent before this returns, if possible."""
         timeout_s = None if api.key in HELD else TIMEOUT_S
         if api.route not in (Route.CONTROLLER, Route.EVERY) and api.key != INIT_PRODUCER_ID:
-            return self._peers.call(worker, FORWARD, payload, timeout_s)  # type: ignore[no-any-return]
+            return self._peers.call(worker, FORWARD, payload, timeout_s)
         call = self._peers.call(worker, FORWARD, payload, timeout_s) if worker in self._peers.up else None
         return self._ask_patiently(worker, api, payload, timeout_s, call)
 
@@ -482,7 +482,7 @@ def like(message: Any, **changes: Any) -> Any:
 
 
 def pack(context: RequestContext, frame: bytes) -> bytes:
-    client = context.connection
+    client = present(context.connection)
     texts = [
         (text or "").encode("utf-8", "surrogateescape")
         for text in (

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kafkad.api.context import OURSELVES, RequestContext, Services
+from kafkad.api.context import OURSELVES, RequestContext, Services, present
 from kafkad.coordinator.transaction import TopicPartition
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -98,7 +98,7 @@ class TransactionGate:
     def _decide(self, question: Question, done: Answered) -> None:
         """Ask this worker's coordinator."""
         transactional_id, producer_id, epoch, partitions, adds = question
-        transactions = self._services.transactions
+        transactions = present(self._services.transactions)
         if adds:
             transactions.add_partitions(
                 transactional_id,
@@ -186,7 +186,9 @@ class TransactionGate:
         frame = codec.encode_request(request, VERSION, 0, US)
         results: Sequence[Any] = ()
         try:
-            answer = await self._services.peers.call(worker, FORWARD, pack(context, frame), TIMEOUT_S)
+            answer = await present(self._services.peers).call(
+                worker, FORWARD, pack(context, frame), TIMEOUT_S
+            )
             if answer:
                 _, response = codec.decode_response(messages.AddPartitionsToTxnResponse, VERSION, answer)
                 results = response.results_by_transaction

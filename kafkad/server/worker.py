@@ -35,7 +35,7 @@ from kafkad._native.log.partition_state import set_on_fatal
 from kafkad._native.serving.partition_table import PartitionTable
 from kafkad._native.serving.reactor import Reactor
 from kafkad.api import table
-from kafkad.api.context import Services
+from kafkad.api.context import Services, present
 from kafkad.api.node_endpoints import node_endpoints
 from kafkad.clock import Clock
 from kafkad.config.broker import BrokerConfig, is_sensitive
@@ -450,10 +450,10 @@ class Worker:
             self.scheduler,
             storage,
             MarkerTransport(services, self.loop),
-            services.producer_ids.take,
+            present(services.producer_ids).take,
             lambda: features.level(self.metadata.image.features, features.TRANSACTION_VERSION),
         )
-        services.transaction_gate = TransactionGate(services, self._transaction_owner, self.loop)
+        self.gate = services.transaction_gate = TransactionGate(services, self._transaction_owner, self.loop)
         self._serve_transactions()
         self._started("transactions", self.transactions.close)
         self._transaction_loader = GroupLoader(
@@ -468,7 +468,7 @@ class Worker:
 
     def _serve_transactions(self) -> None:
         self.reactor.serve_transactions(
-            produce_gate(self.services.transaction_gate),
+            produce_gate(self.gate),
             verify=self.config.transaction_partition_verification_enable,
         )
 

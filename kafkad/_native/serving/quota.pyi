@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Any, TypeGuard
 
 from kafkad._native.serving.connection import Connection
 
@@ -6,7 +6,7 @@ def pause(connection: Connection, pause_ms: int) -> None: ...
 def overtime_ms(connection: Any) -> int:
     """Return how long its client must pause because of the time of its requests, including this one."""
 
-def is_timed(connection: Any) -> bool:
+def is_timed(connection: Any) -> TypeGuard[Connection]:
     """Return whether there is a quota of request time, for any client."""
 
 def begin_work(connection: Connection) -> bool:

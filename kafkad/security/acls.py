@@ -1,17 +1,17 @@
-"""ACLs: what one says, which of them a filter finds, and the index that answers questions.
+"""ACLs: one ACL, filters that find ACLs, and the index that decides.
 
-A question is: may this principal, from this host, do this operation on the resource of this kind and name?
-Every ACL that is about the resource is looked at: those of its literal name, of each prefix of it, and of the
-literal name `*`. One that denies wins over all that allow. If none decides, the answer is no, unless no ACL
-at all is about the resource: then it is the default, allow.everyone.if.no.acl.found.
-(StandardAuthorizerData, AclBindingFilter.)
+The question is: may this principal, from this host, do this operation on the resource of this kind and name?
+The ACLs that match the resource decide: those for its literal name, for each prefix of the name, and for the
+literal name `*`. A DENY wins over every ALLOW. If no ACL decides, the answer is no; but if no ACL at all
+matches the resource, it is allow.everyone.if.no.acl.found.
 
-ACLs are kept by kind, principal and name, so a question is one look into a dict, and one more for each length
-of prefix, and then at the ACLs that it finds. `Rights` are what one principal at one host needs to ask.
+ACLs are indexed by kind, principal and name. A question costs one dict look-up for the name and one for each
+length of prefix. `Rights` answer the questions of one principal, host and operation.
 
-What an ACL of a later Kafka says in words that are not known here (an address range as its host, an unknown
-operation or pattern) never allows anything, and denies all that it might mean.
-"""
+An ACL from a later Kafka may have values that are unknown here (an address range as host, an unknown
+operation or pattern). It never allows anything, and denies everything that it might mean.
+
+Source: StandardAuthorizerData, AclBindingFilter."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 
 class Kind(IntEnum):
-    """Of a resource (ResourceType)."""
+    """The kind of a resource (ResourceType)."""
 
     UNKNOWN = 0
     ANY = 1
@@ -72,12 +72,12 @@ class Permission(IntEnum):
     ALLOW = 3
 
 
-CLUSTER_NAME: Final = "kafka-cluster"  # of the one resource of kind CLUSTER
+CLUSTER_NAME: Final = "kafka-cluster"  # name of the only resource of kind CLUSTER
 ANYTHING: Final = "*"  # as a literal name: every resource; as a host: every host
 ANYBODY: Final = "User:*"
 
-# What a kind of resource knows: the bits of "authorized operations" in answers (Kafka:
-# AclEntry.supportedOperations).
+# Operations of each kind of resource: the bits of "authorized operations" in answers
+# (AclEntry.supportedOperations).
 SUPPORTED: Final = {
     Kind.TOPIC: (3, 4, 5, 6, 7, 8, 10, 11),
     Kind.GROUP: (3, 6, 8, 10, 11),
@@ -86,20 +86,20 @@ SUPPORTED: Final = {
     Kind.DELEGATION_TOKEN: (8,),
     Kind.USER: (13, 14),
 }
-# An ALLOW of one of these allows this, too; a DENY denies nothing else.
+# An ALLOW of any of these operations also allows the key. A DENY denies only its own operation.
 _IMPLY: Final[dict[int, frozenset[int]]] = {
     Operation.DESCRIBE: frozenset((Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER)),
     Operation.DESCRIBE_CONFIGS: frozenset((Operation.ALTER_CONFIGS,)),
 }
 
-# What ACLs about a name say, as bits
-THERE: Final = 1  # there is one, of anybody
+# Bits of the ACLs for a name
+THERE: Final = 1  # an ACL exists, for any principal
 ALLOWED: Final = 2
 DENIED: Final = 4
 
 
 class Acl(NamedTuple):
-    """One ACL. The numbers are those of the wire: a metadata log may hold ones that have no name here."""
+    """One ACL. Numbers are as on the wire; a metadata log may hold numbers that are unknown here."""
 
     kind: int
     name: str
@@ -111,7 +111,7 @@ class Acl(NamedTuple):
 
     @classmethod
     def of(cls, record: Any) -> "Acl":
-        """Of an AccessControlEntryRecord."""
+        """Make one from an AccessControlEntryRecord."""
         return cls(
             record.resource_type,
             record.resource_name,
@@ -123,7 +123,7 @@ class Acl(NamedTuple):
         )
 
     def decides(self, host: str, operation: int) -> int:
-        """ALLOWED or DENIED where it is about this host and operation, else 0."""
+        """Return ALLOWED or DENIED if it is for this host and operation, otherwise 0."""
         if self.permission == Permission.ALLOW:
             if self.host not in (ANYTHING, host) or self.pattern not in (Pattern.LITERAL, Pattern.PREFIXED):
                 return 0
@@ -138,16 +138,16 @@ class Acl(NamedTuple):
 
     @property
     def is_of_all(self) -> bool:
-        """Whether it is about every resource of its kind."""
+        """Whether it matches every resource of its kind."""
         return self.name == ANYTHING and self.pattern != Pattern.PREFIXED
 
     @property
     def is_of_prefix(self) -> bool:
-        """Whether it is about all names that begin with its own; a pattern that has no name here might be."""
+        """Whether it matches all names that begin with its own name. An unknown pattern might do so."""
         return self.pattern != Pattern.LITERAL and not self.is_of_all
 
     def __str__(self) -> str:
-        """As Kafka's audit log writes it."""
+        """Return it as Kafka's audit log writes it."""
         return (
             f"StandardAcl[resourceType={_name(Kind, self.kind)}, resourceName={self.name},"
             f" patternType={_name(Pattern, self.pattern)}, principal={self.principal}, host={self.host},"
@@ -164,7 +164,7 @@ def _name(words: type[IntEnum], number: int) -> str:
 
 
 class Filter(NamedTuple):
-    """Which ACLs are meant (AclBindingFilter). None, and ANY, is everything."""
+    """Selects ACLs (AclBindingFilter). None and ANY match everything."""
 
     kind: int = Kind.ANY
     name: str | None = None
@@ -176,7 +176,7 @@ class Filter(NamedTuple):
 
     @property
     def is_unknown(self) -> str | None:
-        """What of it has no meaning, in Kafka's words; None: it is sound."""
+        """Return Kafka's error message if a field has an unknown value, otherwise None."""
         if not Kind.ANY <= self.kind <= Kind.USER or not Pattern.ANY <= self.pattern <= Pattern.PREFIXED:
             return "Unknown patternFilter."
         if not Operation.ANY <= self.operation <= Operation.TWO_PHASE_COMMIT:
@@ -208,7 +208,7 @@ class Filter(NamedTuple):
 
 
 class _Names:
-    """The names that ACLs of one kind are about, with their numbers."""
+    """The names and prefixes that have ACLs, of one kind, with the number of ACLs."""
 
     __slots__ = ("everywhere", "literals", "prefixes")
 
@@ -241,12 +241,12 @@ def _count(numbers: "Counter[Any]", what: Any, number: int) -> None:
 
 
 class _Acls:
-    """The ACLs of one kind about one principal, by their names. An ACL may be there more than once."""
+    """The ACLs of one kind for one principal, by name. The same ACL may exist more than once."""
 
     __slots__ = ("denials", "everywhere", "literals", "prefixes")
 
     def __init__(self) -> None:
-        self.everywhere: Counter[Acl] = Counter()  # about `*`
+        self.everywhere: Counter[Acl] = Counter()  # for `*`
         self.literals: dict[str, Counter[Acl]] = {}
         self.prefixes: dict[int, dict[str, Counter[Acl]]] = {}  # by length
         self.denials = 0  # of the last two
@@ -275,12 +275,13 @@ class _Acls:
         return acl in same.get(acl.name, ())
 
     def of_names(self) -> Iterator[tuple[str, bool, Iterable[Acl]]]:
-        """(name, whether it is a prefix, its ACLs) of all but those about `*`."""
+        """Return (name, whether it is a prefix, its ACLs) of all ACLs except those for `*`."""
         yield from ((name, False, acls) for name, acls in self.literals.items())
         yield from ((name, True, acls) for same in self.prefixes.values() for name, acls in same.items())
 
     def about(self, name: str, *, all_under: bool = False) -> Iterator[Acl]:
-        """Those about a name, or about all that begin with it; without those about `*`."""
+        """Return the ACLs that match `name`, or with `all_under` all names that begin with it; without those
+        for `*`."""
         if not all_under:
             yield from self.literals.get(name, ())
         for length, same in self.prefixes.items():
@@ -289,24 +290,24 @@ class _Acls:
 
 
 class Rights:
-    """What ACLs say of one kind of resource to one principal, host and operation, until they change. A
-    question looks at the ACLs about its name alone, however many there are."""
+    """The decisions for one kind of resource, principal, host and operation, until the ACLs change. A
+    question reads only the ACLs that match its name."""
 
     __slots__ = ("_acls", "_host", "_operation", "_there", "always", "default", "everywhere")
 
     def __init__(
         self, acls: tuple[_Acls, ...], host: str, operation: int, default: bool, there: _Names | None
     ) -> None:
-        """`there`: the names that any ACL is about; None: it makes no difference."""
+        """`there`: the names that have ACLs; None if the default does not depend on them."""
         self._acls = acls
         self._host = host
         self._operation = operation
         self._there = there
         self.default = default
-        self.everywhere = 0  # bits of ACLs about `*`
+        self.everywhere = 0  # bits of the ACLs for `*`
         for each in acls:
             self.everywhere |= self._bits(each.everywhere)
-        self.always: bool | None = None  # the answer, where the name does not matter
+        self.always: bool | None = None  # the answer, if it is the same for every name
         if self.everywhere & DENIED:
             self.always = False
         elif self.everywhere & ALLOWED and not any(each.denials for each in acls):
@@ -321,7 +322,7 @@ class Rights:
         return bits
 
     def bits(self, name: str) -> int:
-        """What the ACLs that decide say of a name."""
+        """Return the bits of the ACLs that match a name."""
         bits = self.everywhere
         for each in self._acls:
             bits |= self._bits(each.about(name))
@@ -340,7 +341,8 @@ class Rights:
         return self._there is None or not self._there.are_about(name)
 
     def entries(self) -> Iterator[tuple[str, bool, int]]:
-        """(name, whether a prefix, bits) of all that `allow` looks at but `*`; a name may come twice."""
+        """Return (name, whether it is a prefix, bits) of everything that `allow` reads, except `*`. A name
+        may come twice."""
         for each in self._acls:
             for name, is_prefix, acls in each.of_names():
                 bits = self._bits(acls)
@@ -353,12 +355,12 @@ class Rights:
 
     @property
     def about_all(self) -> int:
-        """What is said of every name."""
+        """The bits that hold for every name."""
         return self.everywhere | (THERE if self._there is not None and self._there.everywhere else 0)
 
 
 class AclIndex:
-    """All ACLs, for questions. It belongs to one thread."""
+    """All ACLs. Belongs to one thread."""
 
     def __init__(self) -> None:
         self._by_principal: dict[tuple[int, str], _Acls] = {}
@@ -386,12 +388,13 @@ class AclIndex:
         self.count += number
 
     def named(self, principal: str, host: str, kind: int) -> tuple[str, str]:
-        """Principal and host about whom the ACLs of this kind say the same; all that no ACL names are one."""
+        """Return a principal and a host for which the ACLs of this kind decide the same: those that no ACL
+        names are treated as one."""
         who = principal if (kind, principal) in self._by_principal else ANYBODY
         return who, host if host in self._hosts else ANYTHING
 
     def of(self, principal: str, kind: int) -> tuple[_Acls, ...]:
-        """Those that are about `principal`."""
+        """Return the ACLs for `principal`."""
         found = (self._by_principal.get((kind, who)) for who in dict.fromkeys((principal, ANYBODY)))
         return tuple(acls for acls in found if acls is not None)
 
@@ -400,7 +403,7 @@ class AclIndex:
         return Rights(self.of(principal, kind), host, operation, default, there)
 
     def reason(self, principal: str, host: str, kind: int, operation: int, name: str) -> Acl | None:
-        """The ACL that decides, one that denies before one that allows."""
+        """Return the ACL that decides: a DENY if there is one."""
         found = None
         for each in self.of(principal, kind):
             for acl in (*each.everywhere, *each.about(name)):
@@ -412,8 +415,8 @@ class AclIndex:
         return found
 
     def on_any(self, principal: str, host: str, kind: int, operation: int) -> bool:
-        """Whether at least one resource of this kind, whatever its name, is allowed by name. Implied
-        operations do not count (Authorizer.authorizeByResourceType)."""
+        """Return whether at least one resource of this kind is allowed. Implied operations do not count
+        (Authorizer.authorizeByResourceType)."""
         named = self.of(principal, kind)
 
         def allows(acl: Acl) -> bool:

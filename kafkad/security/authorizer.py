@@ -1,13 +1,12 @@
-"""The authorizer: who may do what, by the ACLs of the metadata (Kafka's StandardAuthorizer).
+"""The authorizer: decides by the ACLs of the metadata (Kafka's StandardAuthorizer).
 
-    index of ACLs ── rights of a Subject, made when first asked for ── its answer ── a line of the audit log
+    index of ACLs ── rights of a Subject, computed on first use ── answer ── a line of the audit log
 
-A Subject is a principal at a host. Its rights hold until the next change of ACLs (`Authorizer.version`).
+A Subject is a principal at a host. Its rights hold until the ACLs change (`Authorizer.version`).
 
-The audit log is Kafka's logger `kafka.authorizer.logger` in Kafka's words: what was denied at INFO, what was
-allowed at DEBUG. A line that is the same as one of the last minute is not written; how many were left out is
-said by the next one. A client may ask for a thing that it must not have a million times a minute.
-"""
+The audit log is Kafka's logger `kafka.authorizer.logger`, with Kafka's text: denials at INFO, permissions at
+DEBUG. The same line is written once a minute; the next one has the number of repetitions. Otherwise a client
+could fill the log by repeating a request that is denied."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -23,16 +22,16 @@ ALLOW_EVERYONE: Final = "allow.everyone.if.no.acl.found"
 
 audit = logging.getLogger("kafka.authorizer.logger")
 
-SUBJECTS_MAX: Final = 10_000  # that are remembered
-RIGHTS_MAX: Final = 100_000  # that are remembered
+SUBJECTS_MAX: Final = 10_000  # kept in memory
+RIGHTS_MAX: Final = 100_000  # kept in memory
 REPEATED_AFTER_MS: Final = 60_000
 REMEMBERED_LINES: Final = 10_000
 REMEMBERED_NAME: Final = 255  # characters; of a longer name the hash is remembered
 
 
 def java_address(host: str) -> str:
-    """An address as Java's InetAddress.getHostAddress writes it, and so the ACLs: an IPv6 address in full
-    groups without leading zeros, an IPv4 address that is mapped into IPv6 as IPv4."""
+    """Return an address as Java's InetAddress.getHostAddress writes it, and ACLs have it: an IPv6 address
+    with all groups, without leading zeros; an IPv4-mapped IPv6 address as IPv4."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
@@ -45,7 +44,7 @@ def java_address(host: str) -> str:
 
 
 class Subject:
-    """Who asks. `api` of its methods is the API of the request, for the audit log."""
+    """A principal at a host. Its methods take `api`, the API of the request, for the audit log."""
 
     __slots__ = ("_authorizer", "_rights", "_version", "host", "is_super", "principal")
 
@@ -58,7 +57,7 @@ class Subject:
         self._rights: dict[tuple[int, int], Rights] = {}
 
     def rights(self, kind: int, operation: int) -> Rights:
-        """Of one that is no super user."""
+        """Return the rights. Not for super users."""
         if self._version != self._authorizer.version:
             self._rights.clear()
             self._version = self._authorizer.version
@@ -69,7 +68,7 @@ class Subject:
         return rights
 
     def may(self, operation: int, kind: int, name: str, api: str, *, told: bool = True) -> bool:
-        """Whether the request may do it. `told`: a refusal goes to the audit log (Kafka: logIfDenied)."""
+        """Return whether it is allowed. `told`: log a denial (Kafka: logIfDenied)."""
         allowed = self.is_super or self.rights(kind, operation).allow(name)
         if allowed:
             if audit.isEnabledFor(logging.DEBUG):
@@ -82,14 +81,14 @@ class Subject:
         return self.may(operation, Kind.CLUSTER, CLUSTER_NAME, api, told=told)
 
     def may_any(self, operation: int, kind: int, api: str) -> bool:
-        """Whether it may do it to at least one resource of a kind. The name that Kafka asks for first is
-        there for super users, and where what nobody names is allowed."""
+        """Return whether it is allowed for at least one resource of a kind. As in Kafka, the first check is
+        for a fixed name: it is for super users, and for allow.everyone.if.no.acl.found."""
         if self.may(operation, kind, "hardcode", api, told=False):
             return True
         return self._authorizer.on_any(self.principal, self.host, kind, operation)
 
     def operations(self, kind: Kind, name: str) -> int:
-        """The bits of "authorized operations"."""
+        """Return the bits of "authorized operations"."""
         if self.is_super:
             return all_operations(kind)
         return sum(
@@ -97,12 +96,12 @@ class Subject:
         )
 
     def write(self, allowed: bool, operation: int, kind: int, name: str, api: str) -> None:
-        """One line of the audit log."""
+        """Write a line to the audit log."""
         self._authorizer.write(self, allowed, operation, kind, name, api)
 
 
 def all_operations(kind: Kind) -> int:
-    """The bits of "authorized operations" of who may do everything."""
+    """Return the bits of "authorized operations" of a super user."""
     return sum(1 << operation for operation in SUPPORTED[kind])
 
 
@@ -117,7 +116,7 @@ _KIND_NAMES: Final = {
 
 
 class Authorizer:
-    """One a worker. `now_ms` is a monotonic clock's."""
+    """One per worker. `now_ms`: a monotonic clock."""
 
     def __init__(
         self,
@@ -134,7 +133,7 @@ class Authorizer:
         self._subjects: dict[tuple[str, str], Subject] = {}
         self._rights: dict[tuple[str, str, int, int], Rights] = {}
         self._on_any: dict[tuple[str, str, int, int], bool] = {}
-        self._written: dict[tuple[object, ...], tuple[int, int]] = {}  # when, and how often since
+        self._written: dict[tuple[object, ...], tuple[int, int]] = {}  # time, and repetitions since
 
     def change(self, added: Iterable[Acl], removed: Iterable[Acl]) -> None:
         for acl in removed:
@@ -145,14 +144,14 @@ class Authorizer:
         self.on_change()
 
     def _forget(self) -> None:
-        """All rights are to be made again, by subjects that others hold, too."""
+        """Forget all rights, also those that existing subjects hold."""
         self.version += 1
         self._rights.clear()
         self._on_any.clear()
 
     def rights(self, principal: str, host: str, kind: int, operation: int) -> Rights:
-        """Shared by all principals and hosts that the same ACLs are about. A host is often a client's own
-        choice, and so are many of them."""
+        """Return rights, which are shared by all principals and hosts with the same ACLs: clients can often
+        choose their host address, and so make many of them."""
         who, where = self.index.named(principal, host, kind)
         key = who, where, kind, operation
         rights = self._rights.get(key)
@@ -164,7 +163,7 @@ class Authorizer:
         return rights
 
     def on_any(self, principal: str, host: str, kind: int, operation: int) -> bool:
-        """AclIndex.on_any, which may have to look at all ACLs of the principal, remembered."""
+        """Do AclIndex.on_any, with a cache: it may read all ACLs of the principal."""
         key = *self.index.named(principal, host, kind), kind, operation
         allowed = self._on_any.get(key)
         if allowed is None:
@@ -219,7 +218,7 @@ class Authorizer:
 
 
 def _printable(text: str) -> str:
-    """Without what would forge another line of the log."""
+    """Escape characters that could forge a line of the log."""
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
@@ -229,7 +228,7 @@ class Settings(NamedTuple):
 
 
 def authorizer_settings(config: Any) -> Settings | None:
-    """What a BrokerConfig says of its authorizer; None if it names none. Raises ConfigError."""
+    """Return the settings of a BrokerConfig's authorizer; None if it has none. Raises ConfigError."""
     if not config.given.get(AUTHORIZER, "").strip():
         return None
     users = config.given.get(SUPER_USERS, "")
@@ -241,7 +240,7 @@ def authorizer_settings(config: Any) -> Settings | None:
 
 
 def parse_super_users(text: str) -> frozenset[str]:
-    """super.users: `User:alice;User:bob`. Raises ValueError with what is wrong of it."""
+    """Parse super.users: `User:alice;User:bob`. Raises ValueError."""
     users = [user.strip() for user in text.split(";")]
     for user in users:
         if user and ":" not in user:

@@ -1,4 +1,5 @@
-"""What a certificate says: its subject, as Java's X500Principal prints it (RFC 2253), and its other names."""
+"""The names in a certificate: its subject, as Java's X500Principal prints it (RFC 2253), and its alternative
+names."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -14,7 +15,7 @@ ESCAPED: Final = ',=+<>#;"\\'
 
 
 def subject_of(certificate: bytes) -> str:
-    """Raises ValueError for what is no certificate."""
+    """Return the subject. Raises ValueError if it is not a certificate."""
     fields = _fields(certificate)
     names = [
         "+".join(_attribute(attribute) for _, attribute in _elements(names))
@@ -24,7 +25,8 @@ def subject_of(certificate: bytes) -> str:
 
 
 def alternative_names_of(certificate: bytes) -> frozenset[tuple[int, bytes]]:
-    """Kind and bytes of each (RFC 5280's GeneralName). Raises ValueError for what is no certificate."""
+    """Return kind and bytes of each (GeneralName of RFC 5280). Raises ValueError if it is not a
+    certificate."""
     for tag, content in _fields(certificate)[5:]:
         if tag != EXTENSIONS:
             continue
@@ -36,7 +38,7 @@ def alternative_names_of(certificate: bytes) -> frozenset[tuple[int, bytes]]:
 
 
 def _fields(certificate: bytes) -> list[tuple[int, bytes]]:
-    """Serial number, algorithm, issuer, validity, subject, key, and what is optional."""
+    """Return serial number, algorithm, issuer, validity, subject, key, and optional fields."""
     tag, body, _ = _element(certificate, 0)
     found = [it for it in _elements(_element(body, 0)[1]) if it[0] != 0xA0]  # without the version
     if tag != 0x30 or len(found) < 5:
@@ -73,7 +75,7 @@ def _identifier(data: bytes) -> str:
 
 
 def _element(data: bytes, at: int) -> tuple[int, bytes, int]:
-    """Tag, content, and where the next one begins."""
+    """Return tag, content, and the position of the next element."""
     if at + 2 > len(data):
         raise ValueError("this is no certificate: it is cut off")
     tag, size, at = data[at], data[at + 1], at + 2

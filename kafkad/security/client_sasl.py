@@ -1,12 +1,12 @@
-"""What a client says to log in by SASL: generators that yield its messages and are sent the answers.
+"""The client's side of SASL: generators that yield messages, and get the answers by `send`.
 
     login                 SaslHandshake v1, then the mechanism's messages in SaslAuthenticate (KIP-152)
     plain_conversation    RFC 4616
     scram_conversation    RFC 5802 with Kafka's two hashes
 
-A server that does not prove that it knows the password is refused. Nothing is sent here: kafkad's own client
-(client/connection) and the connections between nodes (server/node_links) do that.
-Sources: SaslClientAuthenticator, ScramSaslClient, KIP-84."""
+A server that does not prove that it knows the password is refused. The callers do the I/O: kafkad's own
+client (client/connection) and the connections between nodes (server/node_links). Sources:
+SaslClientAuthenticator, ScramSaslClient, KIP-84."""
 
 import base64
 import os
@@ -21,7 +21,7 @@ SCRAM_HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 ITERATIONS_MIN: Final = 4096  # RFC 7677; with fewer, a hostile server could guess the password
 ITERATIONS_MAX: Final = 10_000_000
 SESSION_USED: Final = 0.85  # of a session's lifetime, until the client logs in again; Java: 85 to 95%
-RENEW_PAUSE_S: Final = 1.1  # a broker takes a new login once a second at most
+RENEW_PAUSE_S: Final = 1.1  # a broker accepts at most one new login per second
 
 
 class AuthenticationFailed(Exception):
@@ -31,8 +31,8 @@ class AuthenticationFailed(Exception):
 def login(
     mechanism: str, conversation: Conversation, address: str, who: str
 ) -> Generator[Any, Any, float | None]:
-    """Yield the requests of a login to the broker on `address`, as `who`; it is sent the responses. Return
-    after how many seconds to log in anew; None: never (KIP-368). Raise AuthenticationFailed."""
+    """Yield the requests of a login to the broker on `address`; `send` gets the responses. `who` is for
+    messages. Return the seconds until the next login; None: never (KIP-368). Raise AuthenticationFailed."""
     handshake = yield messages.SaslHandshakeRequest(mechanism=mechanism)
     if handshake.error_code:
         offered = ", ".join(handshake.mechanisms) or "none"

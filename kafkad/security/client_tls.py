@@ -50,8 +50,8 @@ def python_server(
     client_auth: str,
     versions: Iterable[str],
 ) -> ssl.SSLContext:
-    """The context of a listener that Python's ssl serves; keys and certificates are DER. Raises ValueError,
-    OSError."""
+    """Return the context of a listener that Python's ssl serves. Keys and certificates are DER. Raises
+    ValueError, OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     numbers = [VERSIONS[name] for name in versions]
     context.minimum_version, context.maximum_version = min(numbers), max(numbers)

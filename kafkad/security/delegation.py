@@ -24,8 +24,8 @@ from kafkad.security.mechanisms import (
 
 SECRET: Final = "delegation.token.secret.key"
 SALT_BYTES: Final = 16
-CREDENTIALS_MAX: Final = 10_000  # that a worker remembers; one costs milliseconds to derive
-A_STEP: Final = 200  # HMACs
+CREDENTIALS_MAX: Final = 10_000  # cached per worker; deriving one takes milliseconds
+A_STEP: Final = 200  # HMACs per step
 
 
 def hmac_of(secret: str, token_id: str) -> bytes:
@@ -38,7 +38,7 @@ class Principal(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> "Principal":
-        """`User:anna`."""
+        """Parse `User:anna`."""
         kind, _, name = text.partition(":")
         return cls(kind, name)
 
@@ -47,7 +47,7 @@ class Principal(NamedTuple):
 
 
 def has_expired(token: Any, now_ms: int) -> bool:
-    """Of a DelegationTokenRecord."""
+    """Whether the token of a DelegationTokenRecord has expired."""
     return bool(token.max_timestamp < now_ms or token.expiration_timestamp < now_ms)
 
 
@@ -66,7 +66,8 @@ class Hmacs:
         self._known: set[str] = set()
 
     def find(self, tokens: Mapping[str, Any], wanted: bytes) -> Generator[None, None, Any | None]:
-        """The DelegationTokenRecord of `tokens`, by id, in steps; None: there is none."""
+        """Find the DelegationTokenRecord in `tokens`, which are by id, in steps. Return None if there is
+        none."""
         token_id = self._ids.get(wanted)
         if token_id is None:
             if len(self._known) > 2 * len(tokens) + A_STEP:
@@ -82,9 +83,9 @@ class Hmacs:
 
 
 class TokenLogins:
-    """What SCRAM asks of tokens. The first login with a token has its credential derived in a thread
-    (mechanisms.Later): that takes milliseconds. `tokens()`: the records by id; `now_ms()`: wall clock;
-    `salt(size)`: random bytes."""
+    """The tokens, for SCRAM. At the first login with a token its credential is derived in a thread
+    (mechanisms.Later), because that takes milliseconds. `tokens()`: the records by id; `now_ms()`: wall
+    clock; `salt(size)`: random bytes."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class TokenLogins:
         self._credentials: dict[tuple[str, str], Credential] = {}
 
     def find(self, mechanism: str, token_id: str) -> TokenLogin | None:
-        """None: there is no such token, or it has expired. Raises Later."""
+        """Return None if there is no such token, or it has expired. Raises Later."""
         token = self._tokens().get(token_id)
         if token is None or has_expired(token, self._now_ms()):
             self._credentials.pop((mechanism, token_id), None)
@@ -121,7 +122,7 @@ class TokenLogins:
         return found
 
     def _derive(self, mechanism: str, token_id: str) -> None:
-        """In a thread. Two of them may derive the same: the first one counts."""
+        """Runs in a thread. If two threads derive the same credential, the first one wins."""
         password, salt = base64.b64encode(hmac_of(self._secret, token_id)), self._salt(SALT_BYTES)
         salted = hashlib.pbkdf2_hmac(SCRAM_HASHES[mechanism], password, salt, ITERATIONS_MIN)
         found = credential_from(SCRAM_TYPES[mechanism], salt, salted, ITERATIONS_MIN)

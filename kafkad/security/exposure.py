@@ -1,11 +1,11 @@
-"""Which listeners anyone may use who can reach them, and what is said of it at the start.
+"""Listeners that are open to everyone on the network, and the warnings about them at the start.
 
     PLAINTEXT          open: no login, no encryption
     SSL                open unless ssl.client.auth is `required`
-    SASL_PLAINTEXT     a login; what is sent can be read on the way, passwords of PLAIN too
-    SASL_SSL           a login and encryption
+    SASL_PLAINTEXT     login, no encryption: the network can read everything, passwords of PLAIN too
+    SASL_SSL           login and encryption
 
-On the loopback only this machine's processes can reach a listener."""
+Only processes of this machine can reach a listener on a loopback address."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
@@ -19,7 +19,7 @@ ANONYMOUS: Final = "User:ANONYMOUS"
 
 
 def open_to_anyone(config: Any, endpoints: Iterable[Endpoint]) -> list[Endpoint]:
-    """Of a BrokerConfig's endpoints (as bound), those that ask for neither a login nor a certificate."""
+    """Return the endpoints (as bound) that need neither a login nor a client certificate."""
     return [
         endpoint
         for endpoint in endpoints
@@ -29,7 +29,7 @@ def open_to_anyone(config: Any, endpoints: Iterable[Endpoint]) -> list[Endpoint]
 
 
 def whom(config: Any) -> str:
-    """Who anyone is, for the ready line."""
+    """Return, for the ready line, how the ACLs treat clients without a login."""
     settings = authorizer_settings(config)
     if settings is None:
         return ""
@@ -37,12 +37,12 @@ def whom(config: Any) -> str:
 
 
 def warnings(config: Any, is_loopback: Callable[[str], bool]) -> Iterator[str]:
-    """A sentence for each listener of clients whose bytes can be read on a network."""
+    """Return a warning for each listener that others on the network can misuse or read."""
     for endpoint in config.broker_endpoints:
         if takes_unsecured_tokens(config, endpoint):
             yield (
                 f"listener {endpoint} takes unsecured tokens of OAUTHBEARER: anyone who can reach it may log"
-                " in as anyone; docs/security.md shows how tokens are checked by the keys of a provider"
+                " in as anyone; docs/security.md shows how to check tokens with a provider's keys"
             )
     for endpoint in config.broker_endpoints:
         if endpoint.protocol not in ("PLAINTEXT", "SASL_PLAINTEXT") or is_loopback(endpoint.host):
@@ -54,6 +54,6 @@ def warnings(config: Any, is_loopback: Callable[[str], bool]) -> Iterator[str]:
             )
         elif "PLAIN" in config.for_listener(endpoint.listener, ENABLED):
             yield (
-                f"listener {endpoint} takes passwords of PLAIN without encryption: anyone on the way can read"
-                " them; use SASL_SSL, or SCRAM"
+                f"listener {endpoint} takes passwords of PLAIN without encryption: others on the network can"
+                " read them; use SASL_SSL, or SCRAM"
             )

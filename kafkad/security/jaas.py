@@ -2,17 +2,17 @@
 
     org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="secret" user_bob='...';
 
-Kafka reads it with Java's StreamTokenizer, so these hold: a quoted value ends at its quote or at the end of
-the line, and knows Java's escapes. A word begins with a letter, `_`, `$` or a character above U+00A0, and
-goes on with those, digits, `.` and `-`. A value that begins with a digit must be quoted: it would be a
-number. `/` begins a comment. (JaasConfig, JaasContext, java.io.StreamTokenizer.)"""
+The rules are those of Java's StreamTokenizer, which Kafka uses. A quoted value ends at its quote or at the
+end of the line, and may have Java's escapes. A word begins with a letter, `_`, `$`, `-` or a character from
+U+00A0 on, and continues with those, digits and `.`. A value that begins with a digit must be quoted,
+otherwise it is a number. `/` begins a comment. (JaasConfig, JaasContext, java.io.StreamTokenizer.)"""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 FLAGS: Final = ("required", "requisite", "sufficient", "optional")
-END: Final = ""  # the kind of the last token
-WORD: Final = "word"  # of a word or a quoted text; any other token is a character, or a number without a text
+END: Final = ""  # kind of the last token
+WORD: Final = "word"  # a word or a quoted text; any other token is a character, or a number without a text
 NUMBER: Final = "number"
 _ESCAPES: Final = {"a": "\x07", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\x0b"}
 _DIGITS: Final = "0123456789"
@@ -29,7 +29,7 @@ class Token(NamedTuple):
 
 
 def parse(text: str) -> LoginModule:
-    """The one module. Raises ValueError."""
+    """Return the only module. Raises ValueError."""
     modules = list(_modules(_tokens(text)))
     if not modules:
         raise ValueError("Login module not specified in JAAS config")

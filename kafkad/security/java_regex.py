@@ -1,17 +1,17 @@
-"""Java's regular expressions in Python: a pattern of java.util.regex.Pattern as one of `re`, and replaceAll.
+"""Java's regular expressions (java.util.regex.Pattern and replaceAll), translated for Python's `re`.
 
-Both languages mean the same by most of what people write. Translated is what differs:
+Most of the syntax is the same in both languages. These parts are translated:
 
-    .  $  \\Z             Java knows more ends of a line than \\n
+    .  $  \\Z             Java has more line terminators than \\n
     (?<name>  \\k<name>   (?P<name>  (?P=name)
     \\z  \\h  \\v  \\R       \\Z, and classes that are written out
     \\Q...\\E  \\x{41}  \\u0041  \\0101  \\cA       the characters themselves
-    \\p{Alpha} ...        the POSIX classes, which are of ASCII
+    \\p{Alpha} ...        the POSIX classes, ASCII only
     $1 ${name} \\$        in replacements
 
-Refused is what has no equal: classes within classes, &&, other \\p, \\G, \\X, \\N, flags but i and s, those
-in the middle of a group, and a look-behind of several lengths. Without flags \\w, \\d, \\s, \\b and (?i) are
-about ASCII. (Beware: \\b of Java before 19 knows all letters.)"""
+Refused, because Python has no equivalent: classes within classes, &&, other \\p, \\G, \\X, \\N, flags other
+than i and s, flags in the middle of a group, and look-behinds of variable length. \\w, \\d, \\s, \\b and (?i)
+are ASCII only. (Beware: \\b before Java 19 knows all letters.)"""
 
 import re
 from typing import Final
@@ -31,7 +31,7 @@ GROUP_MAX: Final = 2**31 - 1
 
 
 class Pattern:
-    """A compiled pattern. Raises ValueError for one that is wrong or has no equal in Python."""
+    """A compiled pattern. Raises ValueError if it is wrong or cannot be translated."""
 
     def __init__(self, java: str) -> None:
         translation = _Translation(java)
@@ -42,12 +42,12 @@ class Pattern:
         self.groups = self._pattern.groups
 
     def matches(self, text: str) -> bool:
-        """The whole of `text`."""
+        """Whether the whole of `text` matches."""
         return self._pattern.fullmatch(text) is not None
 
     def replace_all(self, text: str, replacement: str, most: int = 0) -> str:
-        """String.replaceAll, or of the first `most` matches. An empty match moves on by a character, which is
-        copied. Raises ValueError."""
+        """Do String.replaceAll, or replace only the first `most` matches. After an empty match, one character
+        is copied. Raises ValueError."""
         found, copied, at = [], 0, 0
         while at <= len(text) and (match := self._pattern.search(text, at)):
             found += [text[copied : match.start()], self._expanded(match, replacement)]
@@ -58,7 +58,7 @@ class Pattern:
         return "".join(found) + text[copied:]
 
     def _expanded(self, match: re.Match[str], replacement: str) -> str:
-        """Matcher.appendReplacement."""
+        """Do Matcher.appendReplacement."""
         found, at, size = [], 0, len(replacement)
         while at < size:
             c = replacement[at]
@@ -84,7 +84,7 @@ class Pattern:
         return "".join(found)
 
     def _group(self, replacement: str, at: int) -> tuple[int, int]:
-        """The number of a group: as many digits as are the number of one, but the first in any case."""
+        """Parse a group number: more digits are taken as long as a group has that number."""
         if at == len(replacement):
             raise ValueError("Illegal group reference: group index is missing")
         if replacement[at] not in "0123456789":
@@ -164,7 +164,7 @@ class _Translation:
         return self._take() if self._java[self._at : self._at + 1] in ("+", "?") else ""
 
     def _repetition(self) -> str:
-        """{n}, {n,} or {n,m}, if it is one."""
+        """Take {n}, {n,} or {n,m}, if there is one."""
         match = re.compile(r"\{(\d+)(,\d*)?\}", re.ASCII).match(self._java, self._at)
         if match is None:
             return ""
@@ -186,7 +186,7 @@ class _Translation:
         raise self._wrong(f"(?{self._java[self._at : self._at + 1]} is not supported here")
 
     def _escape(self) -> str:
-        """Outside of a class."""
+        """Translate an escape outside of a class."""
         c = self._take()
         if c in "dDwWsSbBA":
             return f"\\{c}" + self._repetition()
@@ -219,7 +219,7 @@ class _Translation:
         return re.escape(self._character(c)) + self._repetition()
 
     def _members(self, c: str) -> str | None:
-        """What stands in a class for \\h, \\v and \\p."""
+        """Return the characters of \\h, \\v or \\p as members of a class; None for other escapes."""
         if c in "hv":
             return HORIZONTAL if c == "h" else VERTICAL
         if c != "p":
@@ -231,7 +231,7 @@ class _Translation:
         return POSIX[match[1]]
 
     def _character(self, c: str) -> str:
-        """The one character that \\c... stands for."""
+        """Return the character that an escape stands for."""
         if c in CONTROLS:
             return CONTROLS[c]
         if c == "0":
@@ -263,7 +263,7 @@ class _Translation:
 
     def _class(self) -> str:
         found = ["[^" if self._sees("^") else "["]
-        first: str | None = None  # the character that a range may begin with
+        first: str | None = None  # the character with which a range may begin
         while True:
             c = self._take()
             if c == "]" and len(found) > 1:

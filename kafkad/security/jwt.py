@@ -1,11 +1,11 @@
-"""JSON Web Tokens: a token's parts, a provider's keys, and whether one signed the other.
+"""JSON Web Tokens: the parts of a token, a provider's keys, and the check of a signature.
 
     token      header.claims.signature, each base64url; without a signature and alg=none it is "unsecured"
     key set    {"keys": [{"kty": "RSA" | "EC" | "OKP" | "oct", "kid": ..., "use": "sig", ...}]}
 
-The algorithm of a token must be one of its key's type, so a public key is never taken for a secret. An RSA
-key has at least 2048 bits, a secret at least as many as its hash. Critical headers, encrypted and nested
-tokens are refused. What a client sends is looked at once: sizes and depth are bounded.
+The algorithm of a token must belong to the type of the key, so a public key is never used as a secret. An RSA
+key must have at least 2048 bits, and a secret as many as the hash. Critical headers, encrypted and nested
+tokens are refused. Sizes and depth are bounded, and regular expressions do not backtrack.
 
 The package `cryptography` does the arithmetic; it is imported when a key set is made. (RFC 7515, 7517, 7518,
 8037; jose4j's VerificationJwkSelector.)"""
@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 TOKEN_CHARS_MAX: Final = 64 << 10
 KEYS_MAX: Final = 1_000  # of a set
 RSA_BITS_MIN: Final = 2048
-RSA_BITS_MAX: Final = 16384  # a larger one would hold the loop
+RSA_BITS_MAX: Final = 16384  # larger ones would block the loop
 HASHES: Final = {"256": "sha256", "384": "sha384", "512": "sha512"}
 CURVES: Final = {"ES256": "P-256", "ES384": "P-384", "ES512": "P-521"}
 COORDINATE_BYTES: Final = {"P-256": 32, "P-384": 48, "P-521": 66}
@@ -36,7 +36,8 @@ Verify = Callable[[str, bytes, bytes], bool]  # algorithm, signed bytes, signatu
 
 
 class BadToken(Exception):
-    """The token is not believed; the message never has the token in it. `scope`: what it should have had."""
+    """The token is refused. The message never contains the token. `scope`: the required scope, if that is
+    missing."""
 
     def __init__(self, reason: str, scope: str | None = None) -> None:
         super().__init__(reason)
@@ -44,7 +45,7 @@ class BadToken(Exception):
 
 
 class UnknownKey(BadToken):
-    """No key of the set fits. `kid` of the token, if it names one."""
+    """The key set has no key for the token. `kid`: the token's key id, if it has one."""
 
     def __init__(self, reason: str, kid: str | None) -> None:
         super().__init__(reason)
@@ -53,13 +54,13 @@ class UnknownKey(BadToken):
 
 class Token(NamedTuple):
     header: dict[str, Any]
-    claims: str  # still base64url: what nobody has signed is not read further
+    claims: str  # base64url: decoded only after the signature is checked
     signed: bytes
     signature: bytes
 
 
 def parse(text: str) -> Token:
-    """Raises BadToken."""
+    """Split a token. Raises BadToken."""
     if len(text) > TOKEN_CHARS_MAX:
         raise BadToken(f"the token has {len(text)} characters, more than {TOKEN_CHARS_MAX}")
     parts = text.split(".")
@@ -70,7 +71,7 @@ def parse(text: str) -> Token:
 
 
 def section(text: str) -> dict[str, Any]:
-    """A JSON object, base64url encoded. Raises BadToken."""
+    """Decode a base64url-encoded JSON object. Raises BadToken."""
     try:
         found = json.loads(decode(text), parse_constant=_no_constant)
     except (ValueError, RecursionError):
@@ -81,7 +82,7 @@ def section(text: str) -> dict[str, Any]:
 
 
 def decode(text: str) -> bytes:
-    """base64url without padding, or with. Raises BadToken."""
+    """Decode base64url, with or without padding. Raises BadToken."""
     bare = text.rstrip("=")
     if not _BASE64URL.fullmatch(bare) or len(bare) % 4 == 1 or len(text) - len(bare) > 2:
         raise BadToken("a part of the token is not base64url")
@@ -89,7 +90,7 @@ def decode(text: str) -> bytes:
 
 
 def shown(value: object) -> str:
-    """A claim in a message: printable, and not long."""
+    """Return a claim for a message: printable and short."""
     return ascii(value)[:_SHOWN]
 
 
@@ -115,7 +116,7 @@ class Key(NamedTuple):
 
 
 class KeySet:
-    """What a provider publishes. Keys that are of no use here are left out; `left_out` says why."""
+    """The keys that a provider publishes. Unusable keys are left out; `left_out` has the reasons."""
 
     def __init__(self, keys: list[Key], left_out: list[str]) -> None:
         self.keys = keys
@@ -123,7 +124,7 @@ class KeySet:
 
     @classmethod
     def of(cls, text: bytes) -> "KeySet":
-        """Raises ValueError, ImportError without the package `cryptography`."""
+        """Parse a key set. Raises ValueError, and ImportError without the package `cryptography`."""
         try:
             found = json.loads(text)
         except (ValueError, RecursionError):
@@ -146,7 +147,7 @@ class KeySet:
         return any(key.kid == kid for key in self.keys)
 
     def verified(self, token: Token) -> dict[str, Any]:
-        """The claims of a token that one of the keys has signed. Raises BadToken."""
+        """Return the claims, if one of the keys has signed the token. Raises BadToken."""
         header = token.header
         algorithm, kid = header.get("alg"), header.get("kid")
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
@@ -169,7 +170,7 @@ class KeySet:
 
 
 def _key(row: Any) -> Key:
-    """Raises ValueError, BadToken."""
+    """Parse a key. Raises ValueError, BadToken."""
     if not isinstance(row, dict):
         raise ValueError("it is not an object")
     kty = row.get("kty")
@@ -282,7 +283,7 @@ def _secret(row: dict[str, Any]) -> Verify:
 
 
 def unsecured(header: dict[str, Any], claims: dict[str, Any]) -> str:
-    """A token that nobody signed, as tests and development have it."""
+    """Return an unsigned token, for tests and development."""
 
     def part(value: dict[str, Any]) -> str:
         text = json.dumps(value, separators=(",", ":")).encode()

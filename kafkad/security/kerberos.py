@@ -1,16 +1,16 @@
-"""Kerberos: the server's half of the SASL mechanism GSSAPI, and the short names of principals.
+"""Kerberos: the server's side of the SASL mechanism GSSAPI, and the short names of principals.
 
-GSSAPI (RFC 4752) has two parts. First tokens of GSS are exchanged until a context stands, which proves who
-the client is. Then the layers of protection are agreed on: as Kafka, this one offers none. A context's calls
-may wait for the disk, so each step runs in a thread (mechanisms.Later).
+GSSAPI (RFC 4752) has two phases. First GSS tokens are exchanged until a context is established, which proves
+the client's identity. Then client and server agree on a layer of protection; as in Kafka, only "none" is
+offered. Calls of a context may wait for the disk, so each step runs in a thread (mechanisms.Later).
 
     RULE:[2:$1@$0](.*@EXAMPLE\\.COM)s/@.*///L, DEFAULT
 
-sasl.kerberos.principal.to.local.rules: the first rule that fits makes the user's name. `[2:$1@$0]` is for
-principals of two parts, and builds a text of them ($0 is the realm); the text must match the expression in
-brackets; s/from/to/ replaces its first match, or with g every one; L and U change the case. DEFAULT is the
-first part of a principal of the default realm. (GssKrb5Server, KerberosShortNamer, KerberosRule,
-KerberosName.)"""
+sasl.kerberos.principal.to.local.rules: the first rule that fits determines the user's name. `[2:$1@$0]` is
+for principals with two parts and builds a text from them ($0 is the realm). The text must match the
+expression in parentheses. s/from/to/ replaces the first match, or with g every match. L and U change the
+case. DEFAULT takes the first part of a principal of the default realm. (GssKrb5Server, KerberosShortNamer,
+KerberosRule, KerberosName.)"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from kafkad.security.mechanisms import Later, Refused
 
 GSSAPI: Final = "GSSAPI"
 MODULE: Final = "com.sun.security.auth.module.Krb5LoginModule"
-NO_LAYER: Final = 1  # of protection, as a bit
+NO_LAYER: Final = 1  # the bit for "no layer of protection"
 _NAME: Final = re.compile(r"([^/@]*)(?:/([^/@]*))?@([^/@]*)")
 _RULE: Final = re.compile(
     r"(DEFAULT)|RULE:\[([0-9]*):([^\]]*)\](?:\(([^)]*)\))?(?:s/([^/]*)/([^/]*)/(g)?)?/?([LU])?"
@@ -31,7 +31,7 @@ _EVERY: Final = "g"
 
 
 class Context(Protocol):
-    """One that is being accepted. Each method raises Refused."""
+    """A GSS context of a server. Each method raises Refused."""
 
     established: bool
     peer: str  # the client's principal, once established
@@ -42,18 +42,19 @@ class Context(Protocol):
 
 
 class Gssapi:
-    """`context()` begins a context; `name_of(principal)` raises ValueError if there is none."""
+    """`context()` makes a context; `name_of(principal)` returns the short name, and raises ValueError if
+    there is none."""
 
     def __init__(self, context: Callable[[], Context], name_of: Callable[[str], str]) -> None:
         self._make = context
         self._name_of = name_of
         self._context: Context | None = None
         self._offered = False
-        self._result: bytes | Refused | None = None  # of the work that was done
+        self._result: bytes | Refused | None = None  # of the work in the thread
         self._finished = False
         self.done = False
         self.user = ""
-        self.lifetime_ms: int | None = None  # Kafka does not look at the ticket's
+        self.lifetime_ms: int | None = None  # Kafka ignores the ticket's lifetime
         self.by_token = False
 
     def step(self, token: bytes) -> bytes:
@@ -66,7 +67,7 @@ class Gssapi:
         return result
 
     def _work(self, token: bytes) -> None:
-        """In a thread."""
+        """Runs in a thread."""
         try:
             self._result = self._answer(token)
         except Refused as refused:
@@ -103,7 +104,7 @@ class Gssapi:
 
 class Rule(NamedTuple):
     text: str
-    parts: int = 0  # of the principals that it is for; 0: DEFAULT
+    parts: int = 0  # number of parts of its principals; 0: DEFAULT
     format: str = ""
     match: java_regex.Pattern | None = None
     source: java_regex.Pattern | None = None
@@ -112,7 +113,7 @@ class Rule(NamedTuple):
     case: str = ""
 
     def apply(self, parts: Sequence[str], default_realm: str) -> str | None:
-        """None: it does not fit. Raises ValueError."""
+        """Return the name, or None if the rule does not fit. Raises ValueError."""
         if self.text == "DEFAULT":
             name = parts[1] if parts[0] == default_realm else None
         elif len(parts) - 1 != self.parts:
@@ -134,14 +135,14 @@ class Rule(NamedTuple):
 
 
 class ShortNames:
-    """Raises ValueError, with Kafka's words, for text that holds no rules."""
+    """Raises ValueError with Kafka's message if a rule is wrong."""
 
     def __init__(self, rules: Sequence[str], default_realm: str) -> None:
         self._rules = [_parsed(rule) for rule in rules]
         self._default_realm = default_realm
 
     def name_of(self, principal: str) -> str:
-        """Raises ValueError if no rule fits."""
+        """Return the short name. Raises ValueError if no rule fits."""
         found = _NAME.fullmatch(principal)
         if found is None:
             if "@" in principal:
@@ -174,7 +175,7 @@ def _parsed(text: str) -> Rule:
 
 
 def _filled(text: str, parts: Sequence[str]) -> str:
-    """With the parts for their $n. Raises ValueError."""
+    """Replace each $n by the part. Raises ValueError."""
     found, at = [], 0
     while at < len(text):
         match = _PARAMETER.match(text, at)

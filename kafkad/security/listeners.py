@@ -1,14 +1,14 @@
-"""What a configuration says of its SASL listeners.
+"""The configuration of SASL listeners.
 
     sasl.enabled.mechanisms, or listener.name.<listener>.sasl.enabled.mechanisms
     listener.name.<listener>.<mechanism>.sasl.jaas.config   PLAIN's passwords: options user_NAME="PASSWORD"
     listener.name.<listener>.gssapi.sasl.jaas.config        GSSAPI's keytab and principal
     sasl.kerberos.service.name, .principal.to.local.rules, or with the listener's prefix
     connections.max.reauth.ms, or with either prefix
-    listener.name.<listener>.oauthbearer.sasl.server.callback.handler.class   of signed tokens
+    listener.name.<listener>.oauthbearer.sasl.server.callback.handler.class   for signed tokens
     sasl.oauthbearer.jwks.*, .expected.*, .clock.skew.seconds, .*.claim.name, or with either prefix
 
-A JAAS file that `java.security.auth.login.config` names is not read. (ChannelBuilders, JaasContext.)"""
+A JAAS file (`java.security.auth.login.config`) is not read. (ChannelBuilders, JaasContext.)"""
 
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
@@ -25,11 +25,11 @@ from kafkad.security.oauthbearer import OAUTHBEARER, Expectations, Unsecured
 ENABLED: Final = "sasl.enabled.mechanisms"
 JAAS: Final = "sasl.jaas.config"
 REAUTH: Final = "connections.max.reauth.ms"
-USER: Final = "user_"  # of PLAIN's options: the rest of the name is a user's
+USER: Final = "user_"  # prefix of PLAIN's options; the rest is the user's name
 MODULES: Final = {"PLAIN": PLAIN_MODULE, OAUTHBEARER: oauthbearer.MODULE, GSSAPI: kerberos.MODULE}
 HANDLER: Final = "sasl.server.callback.handler.class"
 PREFIX: Final = "org.apache.kafka.common.security.oauthbearer."
-SIGNED: Final = (  # the second is Kafka 3's name of it
+SIGNED: Final = (  # the second is its name in Kafka 3
     f"{PREFIX}OAuthBearerValidatorCallbackHandler",
     f"{PREFIX}secured.OAuthBearerValidatorCallbackHandler",
 )
@@ -48,17 +48,17 @@ NAME_CLAIM: Final = "sasl.oauthbearer.sub.claim.name"
 
 
 class TlsOptions(dict[str, str]):
-    """Kafka's client options of TLS, as a value."""
+    """Kafka's TLS options for clients, hashable."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
 
 
 class KeySource(NamedTuple):
-    """Where the keys are that sign tokens. `tls` of an https server; `jaas`: the key that has these."""
+    """Where to read the keys that sign tokens. `tls`: options for an https server, from the key `jaas`."""
 
     url: str
-    path: str  # of a file
+    path: str  # of file URLs
     refresh_ms: int
     backoff_ms: int
     backoff_max_ms: int
@@ -72,7 +72,7 @@ class SignedTokens(NamedTuple):
 
 
 class Kerberos(NamedTuple):
-    """What the broker proves itself by. `jaas`: the key that says so; `rules` shorten the clients' names."""
+    """The broker's principal and keytab, from the key `jaas`. `rules` shorten the names of clients."""
 
     principal: str
     keytab: str
@@ -82,15 +82,15 @@ class Kerberos(NamedTuple):
 
 class SaslListener(NamedTuple):
     mechanisms: list[str]
-    passwords: dict[str, str]  # of PLAIN, by user
+    passwords: dict[str, str]  # for PLAIN, by user
     max_reauth_ms: dict[str, int]  # by mechanism; 0: a session does not end
-    tokens: SignedTokens | Unsecured | None = None  # of OAUTHBEARER
-    kerberos: Kerberos | None = None  # of GSSAPI
+    tokens: SignedTokens | Unsecured | None = None  # for OAUTHBEARER
+    kerberos: Kerberos | None = None  # for GSSAPI
 
 
 def sasl_listeners(config: Any, endpoints: Iterable[Any] | None = None) -> dict[str, SaslListener]:
-    """By name, those of `config` (BrokerConfig) that serve clients, or of these endpoints. Raises
-    ConfigError, about the first key that is wrong."""
+    """Return, by name, the SASL listeners for clients in `config` (BrokerConfig), or those of `endpoints`.
+    Raises ConfigError for the first wrong key."""
     return {
         endpoint.listener: _listener(config, endpoint.listener)
         for endpoint in (config.broker_endpoints if endpoints is None else endpoints)
@@ -99,7 +99,7 @@ def sasl_listeners(config: Any, endpoints: Iterable[Any] | None = None) -> dict[
 
 
 def controller_listeners(config: Any) -> dict[str, SaslListener]:
-    """Those that serve the nodes of a cluster. Raises ConfigError."""
+    """Return the SASL listeners for the nodes of a cluster. Raises ConfigError."""
     found = sasl_listeners(config, config.controller_endpoints)
     for name, listener in found.items():
         for refused in {OAUTHBEARER, GSSAPI}.intersection(listener.mechanisms):
@@ -177,7 +177,7 @@ def _kerberos(config: Any, listener: str, key: str, module: jaas.LoginModule | N
 
 
 def takes_unsecured_tokens(config: Any, endpoint: Any) -> bool:
-    """Whether clients of an endpoint may log in with tokens that nobody signed."""
+    """Return whether clients of an endpoint may log in with unsigned tokens."""
     if not endpoint.protocol.startswith("SASL_"):
         return False
     if OAUTHBEARER not in config.for_listener(endpoint.listener, ENABLED):
@@ -247,7 +247,8 @@ def _expectations(config: Any, listener: str) -> Expectations:
 
 
 def _own(config: Any, listener: str, name: str) -> Any:
-    """A key's value for OAUTHBEARER of one listener: with both prefixes, with the listener's, or without."""
+    """Return a key's value for OAUTHBEARER on a listener: with both prefixes, with the listener's, or
+    without."""
     text = config.given.get(f"listener.name.{listener.lower()}.{OAUTHBEARER.lower()}.{name}")
     return config.for_listener(listener, name) if text is None else BROKER_KEYS[name].parse(text)
 

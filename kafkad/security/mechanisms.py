@@ -1,9 +1,9 @@
-"""The server's half of SASL mechanisms: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512. OAUTHBEARER is in
+"""The server's side of SASL mechanisms: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512. OAUTHBEARER is in
 security/oauthbearer, GSSAPI in security/kerberos.
 
-A mechanism is a value with `step(token)`, which answers what to send back. `done` and `user` tell how it
-ended. What a client may read of a failure is `Refused.told`; None stands for a sentence that names the
-mechanism only, since more could say whether a user exists.
+A mechanism has `step(token)`, which returns the answer. `done` and `user` are its result. `Refused.told` is
+the reason that the client gets. If it is None, the client gets a message that names only the mechanism,
+because more could reveal whether a user exists.
 
 Sources: PlainSaslServer, PlainServerCallbackHandler, ScramSaslServer, ScramMessages, ScramFormatter (RFC
 4616, 5802, 7677; KIP-43, KIP-84)."""
@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, Protocol
 
 SCRAM_HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
-SCRAM_TYPES: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}  # as requests and records have them
+SCRAM_TYPES: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}  # in requests and records
 MECHANISMS: Final = ("PLAIN", *SCRAM_HASHES, "OAUTHBEARER", "GSSAPI")
 ITERATIONS_MIN: Final = 4096
 ITERATIONS_MAX: Final = 16384
 PLAIN_MODULE: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM_MODULE: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
 
-# Kafka's formats, ASCII only. Possessive: what a client sends is looked at once.
+# Kafka's formats, ASCII only. Possessive quantifiers: no backtracking over a client's input.
 _NAME = r"(?:[\x01-\x2b\x2d-\x3c\x3e-\x7f]++|=2C|=3D)++"
 _VALUE = r"[\x01-\x2b\x2d-\x7f]++"
 _NONCE = r"[\x21-\x2b\x2d-\x7e]++"
@@ -38,7 +38,7 @@ _CLIENT_FINAL: Final = re.compile(
 
 
 class Refused(Exception):
-    """The client is not believed. `told`: what it may read; None: nothing of the reason."""
+    """The client is refused. `told`: the reason that the client gets; None: no reason."""
 
     def __init__(self, reason: str, told: str | None = None) -> None:
         super().__init__(reason)
@@ -46,7 +46,7 @@ class Refused(Exception):
 
 
 class Later(Exception):
-    """The step takes too long for a loop: run `work` in a thread, then take the same step again."""
+    """The step takes too long for the loop: run `work` in a thread, then repeat the same step."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__("run the work first")
@@ -54,7 +54,7 @@ class Later(Exception):
 
 
 class Credential(NamedTuple):
-    """What is stored of a SCRAM password."""
+    """The stored form of a SCRAM password."""
 
     salt: bytes
     stored_key: bytes
@@ -63,25 +63,25 @@ class Credential(NamedTuple):
 
 
 class TokenLogin(NamedTuple):
-    """What a login with a delegation token rests on."""
+    """The data for a login with a delegation token."""
 
     credential: Credential
     owner: str
-    remaining_ms: Callable[[], int]  # of the token's life
+    remaining_ms: Callable[[], int]  # until the token expires
 
 
 class Mechanism(Protocol):
     done: bool
     user: str
-    lifetime_ms: int | None  # how long what was proved holds, once `done`; None: for ever
-    by_token: bool  # it was a delegation token that proved it
+    lifetime_ms: int | None  # how long the login is valid, once `done`; None: for ever
+    by_token: bool  # the login used a delegation token
 
     def step(self, token: bytes) -> bytes:
-        """What to send back. Raises Refused, and Later."""
+        """Return the answer. Raises Refused, and Later."""
 
 
 class Plain:
-    """One message: authorization id, user and password, with NULs between. `passwords` by user."""
+    """One message: authorization id, user and password, separated by NUL. `passwords`: by user."""
 
     def __init__(self, passwords: Mapping[str, str]) -> None:
         self._passwords = passwords
@@ -110,8 +110,8 @@ class Plain:
 
 
 class Scram:
-    """Two messages. `credential_of(user)` is None for an unknown one; `nonce()` is fresh text without
-    commas; `token_of(token id)`, of delegation tokens, is None for an unknown one."""
+    """Two messages. `credential_of(user)` and `token_of(token id)`, for delegation tokens, return None for
+    unknown ones. `nonce()` returns new random text without commas."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ def told(reason: str) -> Refused:
 
 
 def credential_from(mechanism: int, salt: bytes, salted_password: bytes, iterations: int) -> Credential:
-    """What is stored of a salted password (ScramFormatter.storedKey, serverKey). `mechanism` is one of
+    """Return the stored form of a salted password (ScramFormatter.storedKey, serverKey). `mechanism`: one of
     SCRAM_TYPES."""
     (name,) = (name for name, number in SCRAM_TYPES.items() if number == mechanism)
     client_key = hmac.digest(salted_password, b"Client Key", SCRAM_HASHES[name])

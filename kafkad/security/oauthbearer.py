@@ -1,14 +1,14 @@
-"""The server's half of OAUTHBEARER: a bearer token, believed or not (RFC 7628, KIP-255, KIP-768).
+"""The server's side of OAUTHBEARER: login with a bearer token (RFC 7628, KIP-255, KIP-768).
 
     client   n,[a=NAME],^A auth=Bearer TOKEN ^A [key=value ^A ...] ^A
-    server   nothing, and the client is in; or {"status":"invalid_token"}, to which the client answers ^A
+    server   nothing, if the client is authenticated; or {"status":"invalid_token"}, and the client answers ^A
 
-Two validators, as Kafka has them. Each answers who the token is about and when it ends, or raises BadToken:
+There are two validators, as in Kafka. Each returns the token's user and end, or raises BadToken:
 
-    Unsecured   nobody signed the token: for tests and development, where everybody may say to be anybody
-    Jwks        one of the provider's keys signed it; audience, issuer and times are held to
+    Unsecured   the token has no signature: for tests and development, where clients may claim any name
+    Jwks        a key of the provider has signed the token; audience, issuer and times are checked
 
-Why a token is not believed goes to the broker's log, and never the token. (OAuthBearerSaslServer,
+The broker's log has the reason if a token is refused, and never the token. (OAuthBearerSaslServer,
 OAuthBearerClientInitialResponse, OAuthBearerUnsecuredValidatorCallbackHandler, BrokerJwtValidator, jose4j's
 JwtConsumer.)"""
 
@@ -22,8 +22,8 @@ from kafkad.security.mechanisms import Refused, told
 
 OAUTHBEARER: Final = "OAUTHBEARER"
 MODULE: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
-LIFETIME_MS_MAX: Final = 100 * 365 * 86_400_000  # a session's
-ABORT: Final = b"\x01"  # how a client answers the server's error
+LIFETIME_MS_MAX: Final = 100 * 365 * 86_400_000  # of a session
+ABORT: Final = b"\x01"  # the client's answer to an error
 
 _FIRST: Final = re.compile(
     r"n,(?:a=(?P<authzid>(?:[\x01-\x2b\x2d-\x3c\x3e-\x7f]|=2C|=3D)+))?,\x01"
@@ -37,16 +37,16 @@ class Identity(NamedTuple):
     expires_ms: int  # wall clock
 
 
-Validator = Callable[[str, int], Identity]  # of a token and the wall clock; raises BadToken
+Validator = Callable[[str, int], Identity]  # token, wall clock; raises BadToken
 
 
 class OAuthBearer:
-    """`now_ms()` is the wall clock's."""
+    """`now_ms()`: the wall clock."""
 
     def __init__(self, validator: Validator, now_ms: Callable[[], int]) -> None:
         self._validator = validator
         self._now_ms = now_ms
-        self._challenge = ""  # the error that was sent, and why
+        self._challenge = ""  # the error that was sent; `_reason` is for the log
         self._reason = ""
         self.done = False
         self.user = ""
@@ -78,7 +78,7 @@ class OAuthBearer:
 
 
 def _first_message(text: str) -> tuple[str, str]:
-    """Authorization id and token. Raises Refused."""
+    """Return authorization id and token. Raises Refused."""
     first = _FIRST.fullmatch(text)
     if first is None:
         raise Refused("its first OAUTHBEARER message does not parse")
@@ -158,7 +158,7 @@ def _number(claims: Mapping[str, Any], name: str) -> float | None:
 
 
 def _scopes(value: Any) -> list[str]:
-    """A text is one scope, as Kafka has it."""
+    """Return the scopes. A text is one scope, as in Kafka."""
     if isinstance(value, str):
         return [value.strip()]
     return [it.strip() for it in value if isinstance(it, str)] if isinstance(value, list) else []
@@ -168,7 +168,7 @@ def _scopes(value: Any) -> list[str]:
 
 
 class Expectations(NamedTuple):
-    """What a signed token must say."""
+    """The values that a signed token must have."""
 
     audiences: tuple[str, ...]  # one of them; none: the token must not have an audience at all
     issuer: str | None
@@ -178,7 +178,8 @@ class Expectations(NamedTuple):
 
 
 class Jwks:
-    """`keys()` is the newest key set, None before the first; `unknown(kid)` hears of a key that it lacks."""
+    """`keys()`: the newest key set; None before the first. `unknown(kid)` is called if the set lacks a
+    key."""
 
     def __init__(
         self, expected: Expectations, keys: Callable[[], KeySet | None], unknown: Callable[[str], object]
@@ -206,7 +207,7 @@ class Jwks:
         return Identity(name.strip(), expires * 1000)
 
     def _check_times(self, claims: Mapping[str, Any], now: int) -> int:
-        """All in seconds. When it ends."""
+        """Check the times, in seconds. Return when the token expires."""
         times = {name: _number(claims, name) for name in ("exp", "iat", "nbf")}
         for name in ("exp", "iat"):
             if times[name] is None:

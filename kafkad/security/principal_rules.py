@@ -1,12 +1,12 @@
-"""The user of a client with a certificate: ssl.principal.mapping.rules.
+"""The user name of a client with a certificate: ssl.principal.mapping.rules.
 
     RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/L, RULE:^CN=(.*?),.*$/$1/, DEFAULT
 
-Also listener.name.<listener>.ssl.principal.mapping.rules. The first rule whose regular expression matches
-the whole subject makes the name: every match within the subject is replaced, then it becomes lower (L) or
-upper case (U). DEFAULT is the subject itself. If no rule matches, the connection is refused. The regular
-expressions are Java's, and so is what `$` and `\\` mean in a replacement; a number behind `$` that is no
-group's stands for itself. (SslPrincipalMapper, KIP-371.)"""
+The key may have the prefix listener.name.<listener>. The first rule whose regular expression matches the
+whole subject determines the name: every match is replaced, then the text is changed to lower (L) or upper
+case (U). DEFAULT is the subject itself. If no rule matches, the connection is refused. Regular expressions
+are Java's, and so are `$` and `\\` in a replacement; a `$` with a number that is not a group's stands for
+itself. (SslPrincipalMapper, KIP-371.)"""
 
 import re
 from collections.abc import Iterable
@@ -33,7 +33,8 @@ class Rule(NamedTuple):
     case: str = ""  # L, U or neither
 
     def apply(self, subject: str) -> str | None:
-        """The name; None if the rule does not match. Raises ValueError for a replacement that cannot be."""
+        """Return the name, or None if the rule does not match. Raises ValueError if the replacement is
+        wrong."""
         if self.pattern is None:
             return subject
         if not self.pattern.matches(subject):
@@ -43,7 +44,7 @@ class Rule(NamedTuple):
 
 
 class PrincipalRules:
-    """Raises ValueError, with Kafka's words, for text that holds no rules."""
+    """Raises ValueError with Kafka's message if a rule is wrong."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -51,7 +52,8 @@ class PrincipalRules:
         self.name_of = lru_cache(SUBJECTS_KEPT)(self._name_of)
 
     def _name_of(self, subject: str) -> str:
-        """Of a certificate's subject, as Java prints it. Raises ValueError if no rule matches."""
+        """Return the name for a certificate's subject, as Java prints it. Raises ValueError if no rule
+        matches."""
         for rule in self._rules:
             name = rule.apply(subject)
             if name is not None:
@@ -60,8 +62,8 @@ class PrincipalRules:
 
 
 def principal_rules(config: Any, endpoints: Iterable[Any] | None = None) -> dict[str, PrincipalRules]:
-    """By name, of the listeners of `config` (BrokerConfig) where a certificate names the user, or of those of
-    these endpoints. Raises ConfigError."""
+    """Return the rules, by name, of the SSL listeners of `config` (BrokerConfig), or of `endpoints`. Raises
+    ConfigError."""
     found = {}
     for endpoint in config.broker_endpoints if endpoints is None else endpoints:
         if endpoint.protocol != "SSL":
@@ -77,7 +79,7 @@ def principal_rules(config: Any, endpoints: Iterable[Any] | None = None) -> dict
 
 
 def _split(text: str) -> list[str]:
-    """As Matcher.find goes through it: behind an empty match the search skips a character."""
+    """Split like Java's Matcher.find: after an empty match the search skips a character."""
     text = text.strip(_BLANKS)
     found, at = [], 0
     while at <= len(text) and (match := _SPLITTER.search(text, at)):
@@ -87,7 +89,7 @@ def _split(text: str) -> list[str]:
 
 
 def _parsed(text: str) -> Rule | None:
-    """None for an empty rule, which is ignored."""
+    """Parse a rule. Return None for an empty one, which is ignored."""
     match = _PARSER.match(text)
     assert match is not None  # its last alternative is empty
     if match.end() != len(text):
@@ -100,8 +102,9 @@ def _parsed(text: str) -> Rule | None:
 
 
 def _escaped(replacement: str, groups: int) -> str:
-    """With a backslash before each `$` whose number is no group's (escapeLiteralBackReferences). Where there
-    are several, Kafka counts from the text without backslashes, so the second is a place too early."""
+    """Put a backslash before each `$` whose number is not a group's (escapeLiteralBackReferences). If there
+    are several, Kafka uses positions of the text without backslashes, so the second one is a place too
+    early."""
     if groups == 0:
         return replacement
     text = replacement

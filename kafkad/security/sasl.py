@@ -1,14 +1,14 @@
-"""What a SASL listener says to a connection before it is authenticated, and when it authenticates anew.
+"""A connection of a SASL listener before it is authenticated, and when it authenticates again.
 
     HANDSHAKE_OR_VERSIONS   the first request: ApiVersions, once, or SaslHandshake
     HANDSHAKE               SaslHandshake
     AUTHENTICATE            tokens: raw frames after SaslHandshake v0, SaslAuthenticate after v1
-    REAUTH_BAD_MECHANISM    as AUTHENTICATE, but the next token is refused: the mechanism is another one
+    REAUTH_BAD_MECHANISM    like AUTHENTICATE, but the next token is refused: the mechanism has changed
     COMPLETE, FAILED
 
-No other request is decoded before COMPLETE. The value holds no connection and does no I/O: `frame` answers an
-`Answer`, which says what to send and what has become of the connection. Who refuses sends `Answer.response` a
-little later, and closes. Who reads `Answer.later` runs that in a thread, and hands in the same frame again.
+No other request is decoded before COMPLETE. There is no I/O here: `frame` returns an `Answer`, which has the
+response and the fate of the connection. After a failure, the caller sends the response with a delay and
+closes. If there is `Answer.later`, the caller runs it in a thread and passes the same frame again.
 (SaslServerAuthenticator; KIP-43, KIP-152, KIP-255, KIP-368.)"""
 
 from collections.abc import Callable
@@ -36,9 +36,9 @@ class State(Enum):
 
 
 class Answer(NamedTuple):
-    """`response`: a frame without its size, b"" for an empty one, None for none. `failed`: why the connection
-    ends. `versions`: answer this ApiVersions request, a (header, request). `later`: nothing has happened yet;
-    run this in a thread first."""
+    """`response`: a frame without its size; b"" is an empty one, None is none. `failed`: why the connection
+    ends. `versions`: an ApiVersions request to answer, as (header, request). `later`: nothing has happened
+    yet; run this in a thread first."""
 
     response: bytes | None = None
     failed: str | None = None
@@ -47,32 +47,34 @@ class Answer(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """Of one listener."""
+    """The SASL settings of one listener."""
 
-    mechanisms: dict[str, Callable[[], Mechanism]]  # those that are enabled
+    mechanisms: dict[str, Callable[[], Mechanism]]  # the enabled ones
     max_reauth_ms: dict[str, int]  # by mechanism; 0: a session does not end
 
 
 class Authenticator:
-    """Of one connection. `raw`: the next frames are tokens without a header."""
+    """The state of one connection. `raw`: the next frames are tokens without a header."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._mechanism: Mechanism | None = None
         self._name = ""
         self._headers = False  # tokens come in SaslAuthenticate
-        self._before: tuple[str, str] | None = None  # mechanism and principal, when it authenticates anew
+        self._before: tuple[str, str] | None = (
+            None  # previous mechanism and principal, if it authenticates again
+        )
         self.state = State.HANDSHAKE_OR_VERSIONS
         self.principal = ""
-        self.by_token = False  # a delegation token proved it
-        self.session_ms: int | None = None  # how long it is good for, once COMPLETE; None: for ever
+        self.by_token = False  # the login used a delegation token
+        self.session_ms: int | None = None  # how long the session is valid, once COMPLETE; None: for ever
 
     @property
     def raw(self) -> bool:
         return self.state in (State.AUTHENTICATE, State.REAUTH_BAD_MECHANISM) and not self._headers
 
     def again(self) -> "Authenticator":
-        """For a SaslHandshake on an authenticated connection whose session ends (KIP-368)."""
+        """Return a new one for a SaslHandshake on an authenticated connection (KIP-368)."""
         assert self.state is State.COMPLETE
         fresh = Authenticator(self._settings)
         fresh._before = (self._name, self.principal)
@@ -80,7 +82,7 @@ class Authenticator:
         return fresh
 
     def frame(self, frame: bytes) -> Answer:
-        """Of the client, without its size. After FAILED there is no answer."""
+        """Handle a frame of the client, without its size. After FAILED there is no answer."""
         if self.state in (State.COMPLETE, State.FAILED):
             return Answer()
         try:
@@ -139,7 +141,8 @@ class Authenticator:
 
     def _token(self, frame: bytes, key: int, version: int) -> Answer:
         if key != SASL_AUTHENTICATE:
-            # Kafka answers in the API's own words; here no other request is decoded before authentication.
+            # Kafka sends an error response of that API; here no other request is decoded before
+            # authentication.
             return self._fail(f"API key {key} came in the middle of authentication")
         if not 0 <= version <= AUTHENTICATE_HIGH:
             return self._fail(f"SaslAuthenticate version {version} is not served")

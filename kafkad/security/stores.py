@@ -1,10 +1,10 @@
-"""Stores of keys and certificates, as bytes: PEM, PKCS12, JKS. What comes out is DER.
+"""Stores of keys and certificates: PEM, PKCS12, JKS. The results are DER.
 
 A PEM key is PKCS#8, encrypted or not. In a PKCS12 store one password opens the store and the key. A JKS store
-may have a password for each key. It is Sun's own format: entries, each a key with its certificates or one
-certificate, then a SHA-1 over the password and all of them. A key is hidden under a stream of SHA-1 sums of
-the password (sun.security.provider.JavaKeyStore, KeyProtector). Without a password its certificates can be
-read, but not checked, as Java does it.
+may have another password for each key. JKS is Sun's format: entries, each a key with its certificates or one
+certificate, then a SHA-1 of the password and all entries. A key is encrypted by XOR with a stream of SHA-1
+hashes of the password (sun.security.provider.JavaKeyStore, KeyProtector). Without a password, certificates
+are read but the store is not verified, as in Java.
 
 Beware: if a JKS store has several keys, the one with the first alias is used.
 (DefaultSslEngineFactory, KIP-651.)"""
@@ -30,7 +30,7 @@ PEM_BEGIN: Final = b"-----BEGIN "
 JKS_MAGIC: Final = b"\xfe\xed\xfe\xed"
 JCEKS_MAGIC: Final = b"\xce\xce\xce\xce"
 JKS_KEY, JKS_CERTIFICATE = 1, 2  # kinds of entries
-SUM_SIZE: Final = 20  # of SHA-1
+SUM_SIZE: Final = 20  # SHA-1
 SUN_KEY_PROTECTOR: Final = bytes.fromhex("06 0a 2b 06 01 04 01 2a 02 11 01 01")  # 1.3.6.1.4.1.42.2.17.1.1
 
 
@@ -39,7 +39,7 @@ class KeyStore(NamedTuple):
     chain: list[bytes]  # the key's own certificate first
 
     def __repr__(self) -> str:
-        return f"KeyStore({len(self.chain)} certificates)"  # the key is nobody's business
+        return f"KeyStore({len(self.chain)} certificates)"  # without the key
 
 
 class WrongStore(ValueError):
@@ -81,7 +81,7 @@ def is_jks(data: bytes) -> bool:
 
 
 def key_store_of(data: bytes, password: str, key_password: str | None = None) -> KeyStore:
-    """Of PKCS12 or JKS, whichever the bytes are. Raises WrongStore."""
+    """Return the key of a PKCS12 or JKS store; its bytes tell which. Raises WrongStore."""
     _check_binary(data)
     if is_jks(data):
         entries = _jks_entries(data, password)
@@ -97,7 +97,8 @@ def key_store_of(data: bytes, password: str, key_password: str | None = None) ->
 
 
 def trusted_of(data: bytes, password: str | None) -> list[bytes]:
-    """The certificates that a PKCS12 or JKS store trusts: of a key, its own. Raises WrongStore."""
+    """Return the certificates that a PKCS12 or JKS store trusts; for a key, its own one. Raises
+    WrongStore."""
     _check_binary(data)
     if is_jks(data):
         return [it.certificates[0] for it in _jks_entries(data, password).values() if it.certificates]
@@ -162,7 +163,7 @@ def _jks_entries(data: bytes, password: str | None) -> dict[str, _Entry]:
     found: dict[str, _Entry] = {}
     for _ in range(cursor.number(4)):
         kind, alias = cursor.number(4), cursor.take(cursor.number(2)).decode("utf-8", "replace")
-        cursor.take(8)  # when it was made
+        cursor.take(8)  # creation time
         if kind == JKS_KEY:
             key = cursor.take(cursor.number(4))
             found[alias] = _Entry(key, [certificate() for _ in range(cursor.number(4))])
@@ -176,8 +177,8 @@ def _jks_entries(data: bytes, password: str | None) -> dict[str, _Entry]:
 
 
 def _unprotected(protected: bytes, password: str) -> bytes:
-    """A private key as PKCS#8. `protected` is PKCS#8's EncryptedPrivateKeyInfo with an algorithm of Sun's:
-    a salt, the key under the stream, and a sum of password and key."""
+    """Return a private key as PKCS#8. `protected` is an EncryptedPrivateKeyInfo of PKCS#8 with Sun's
+    algorithm: a salt, the encrypted key, and a hash of password and key."""
     algorithm, held = _encrypted_key(protected)
     if not algorithm.startswith(SUN_KEY_PROTECTOR) or len(held) < 2 * SUM_SIZE:
         raise WrongStore("its private key is protected in a way that JKS does not know")
@@ -194,7 +195,7 @@ def _unprotected(protected: bytes, password: str) -> bytes:
 
 
 def _encrypted_key(data: bytes) -> tuple[bytes, bytes]:
-    """Algorithm and content of SEQUENCE { SEQUENCE { algorithm }, OCTET STRING }, in DER."""
+    """Return algorithm and content of the DER: SEQUENCE { SEQUENCE { algorithm }, OCTET STRING }."""
 
     def element(tag: int, within: bytes) -> tuple[bytes, bytes]:
         cursor = _Cursor(within, 0, len(within))

@@ -1,14 +1,14 @@
-"""What a configuration says of its listeners with TLS, each key also as listener.name.<listener>.<key>:
+"""The configuration of TLS listeners. Each key may have the prefix listener.name.<listener>.
 
-    ssl.keystore.type            PEM, PKCS12 or JKS, the default; of the latter two, what the file is counts
-    ssl.keystore.location        with ssl.keystore.password, ssl.key.password; of PEM: key and chain in a file
+    ssl.keystore.type            PEM, PKCS12 or JKS (the default); for PKCS12 and JKS the file's bytes decide
+    ssl.keystore.location        with ssl.keystore.password, ssl.key.password; a PEM file has key and chain
     ssl.keystore.key             PEM in the configuration itself, with ssl.keystore.certificate.chain
-    ssl.truststore.type, .location, .password, .certificates       who signs clients' certificates
-    ssl.client.auth              none, requested, required; of SASL_SSL with the listener's prefix only
+    ssl.truststore.type, .location, .password, .certificates       authorities for clients' certificates
+    ssl.client.auth              none, requested, required; for SASL_SSL with the listener's prefix only
     ssl.enabled.protocols, ssl.protocol, ssl.cipher.suites
-    ssl.allow.dn.changes, ssl.allow.san.changes                    of a certificate that replaces another
+    ssl.allow.dn.changes, ssl.allow.san.changes                    for a certificate that replaces another
 
-A certificate can be replaced while the broker serves: `check_successor` says by which one.
+A certificate can be replaced while the broker serves. `check_successor` checks the new one.
 (SslFactory, DefaultSslEngineFactory, ChannelBuilders.)"""
 
 import ssl
@@ -47,7 +47,7 @@ TRUST_STORE_TYPE: Final = "ssl.truststore.type"
 TRUST_STORE_TEXT: Final = "ssl.truststore.certificates"
 ALLOW_DN: Final = "ssl.allow.dn.changes"
 ALLOW_SAN: Final = "ssl.allow.san.changes"
-NEWEST: Final = ("TLS", *VERSIONS)  # of ssl.protocol; which versions are spoken, ssl.enabled.protocols says
+NEWEST: Final = ("TLS", *VERSIONS)  # values of ssl.protocol; ssl.enabled.protocols determines the versions
 
 
 CLIENT_KEYS: Final = (
@@ -64,64 +64,64 @@ class Place(NamedTuple):
 
 class TlsListener(NamedTuple):
     context: TlsContext
-    certificate: bytes  # DER; its own, the first of the chain
+    certificate: bytes  # DER; the first of the chain
     trusts: bool  # it has a truststore
 
 
 def tls_endpoints(config: Any) -> list[Any]:
-    """Of `config` (BrokerConfig), the endpoints that serve clients by TLS."""
+    """Return the endpoints for clients with TLS in `config` (BrokerConfig)."""
     return [endpoint for endpoint in config.broker_endpoints if endpoint.protocol.endswith("SSL")]
 
 
 def tls_listener(config: Any, endpoint: Any, read: Callable[[str], bytes]) -> TlsListener:
-    """`read` answers a file's bytes or raises OSError. Raises ConfigError, about the first key that is
-    wrong."""
+    """`read` returns a file's bytes or raises OSError. Raises ConfigError for the first wrong key."""
     return _Listener(config, endpoint, read).made()
 
 
 def tls_contexts(config: Any, read: Callable[[str], bytes]) -> dict[str, TlsContext]:
-    """By name, of all listeners with TLS. Raises ConfigError."""
+    """Return the contexts of all listeners with TLS, by name. Raises ConfigError."""
     return {
         endpoint.listener: tls_listener(config, endpoint, read).context for endpoint in tls_endpoints(config)
     }
 
 
 def client_context(config: Any, listener: str, read: Callable[[str], bytes]) -> TlsContext:
-    """This node's where it connects to others by a listener (server/node_links). Raises ConfigError."""
+    """Return the context with which this node connects to a listener of other nodes (server/node_links).
+    Raises ConfigError."""
     return _Listener(config, Place(listener, "SSL"), read).client()
 
 
 def client_options(config: Any, listener: str) -> dict[str, str]:
-    """The same as Kafka's client options, for security/client_tls."""
+    """Return the same configuration as Kafka's client options, for security/client_tls."""
     found = {key: config.for_listener(listener, key) for key in CLIENT_KEYS}
     return {key: value for key, value in found.items() if value is not None}
 
 
 def server_context(config: Any, endpoint: Any, read: Callable[[str], bytes]) -> ssl.SSLContext:
-    """Of a controller's listener, which Python's ssl serves. Raises ConfigError."""
+    """Return the context of a controller's listener, which Python's ssl serves. Raises ConfigError."""
     return _Listener(config, endpoint, read).python()
 
 
 def check_controllers(config: Any, read: Callable[[str], bytes]) -> None:
-    """Raises ConfigError if a controller's listener has no certificate that it can serve by."""
+    """Raise ConfigError if a controller's listener has no usable certificate."""
     for endpoint in config.controller_endpoints:
         if endpoint.protocol.endswith("SSL"):
             server_context(config, endpoint, read)
 
 
 def own_values(config: Any, listener: str) -> tuple[Any, ...]:
-    """Of the keys that may change while a listener serves."""
+    """Return the values of the keys that may change while a listener serves."""
     return tuple(config.for_listener(listener, key) for key in sorted(SECURITY_KEYS))
 
 
 def store_paths(config: Any, listener: str) -> list[str]:
-    """Of the files that a listener's stores are in."""
+    """Return the paths of a listener's stores."""
     return [path for key in (KEY_STORE, TRUST_STORE) if (path := config.for_listener(listener, key))]
 
 
 def check_successor(config: Any, listener: str, before: TlsListener, after: TlsListener) -> None:
-    """Raises ConfigError unless clients may find `after` where they found `before`: another subject, or
-    fewer names, are a mistake more often than not (SslFactory.CertificateEntries)."""
+    """Raise ConfigError if `after` may not replace `before`: another subject, or fewer names, are usually a
+    mistake (SslFactory.CertificateEntries)."""
     old, new = subject_of(before.certificate), subject_of(after.certificate)
     if old != new and not config.for_listener(listener, ALLOW_DN):
         raise ConfigError(
@@ -214,7 +214,8 @@ class _Listener:
             self._wrong(SUITES if about_suites else self._key_of_store(), str(trouble))
 
     def _client_auth(self) -> str:
-        # Without its prefix the key is not about listeners of SASL, where the user is the mechanism's.
+        # Without the listener's prefix the key does not apply to SASL_SSL, where the mechanism names the
+        # user.
         if self._is_sasl and self._full(CLIENT_AUTH) == CLIENT_AUTH:
             return "none"
         return str(self._get(CLIENT_AUTH))

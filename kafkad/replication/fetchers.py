@@ -1,22 +1,22 @@
-"""The fetchers of this worker: from which leaders it fetches, and what becomes of partitions that stop.
+"""The replica fetchers of this worker: connections to leaders, and partitions that stop.
 
-    Fetchers        every partition that this worker follows: `follow` when the metadata says so, `remove`
-    LeaderFetcher   one connection to one leader, with the partitions that it leads: opened when there are
-                    some, and again after a back-off when it is lost
-    ReplicaFetch    (native) requests and answers, batches into logs
+    Fetchers        all partitions that this worker follows, as the metadata says
+    LeaderFetcher   one connection to one leader and the partitions fetched there. It is opened for the first
+                    partition, and again after a back-off if it is lost
+    ReplicaFetch    (native) requests and answers; appends batches to the logs
 
-A partition is fetched by one LeaderFetcher, under one leader epoch. A later epoch takes it out and puts it in
-again, at the new leader's, even if that is the same broker: an answer to the old one no longer counts. Under
-an equal epoch nothing happens, whatever else changed.
+A partition belongs to one LeaderFetcher, under one leader epoch. With a later epoch it is removed and added
+again, even if the leader is the same broker, so that answers for the old epoch are ignored. If the epoch is
+equal, nothing happens.
 
-What stops a partition is told by the native side once the bytes at hand are dealt with: an error code, a
-diverging epoch, records that cannot be taken. It is resumed after replica.fetch.backoff.ms, or once the log
-is cut; what waiting does not heal fails the partition until its next leader epoch, with one log line.
+The native code reports why a partition stopped, after it has parsed the bytes at hand: an error code, a
+diverging epoch, or records that it cannot append. The partition is resumed after replica.fetch.backoff.ms, or
+when its log is truncated. If waiting cannot help, it fails until its next leader epoch, with one log line.
 
-TLS and SASL come before the first Fetch (server/node_links). TLS is OpenSSL's in the native code: what is
-read is decrypted into the same buffer. A login whose session ends is done anew on another connection.
+The TLS handshake and the SASL login come before the first Fetch (server/node_links). OpenSSL runs in the
+native code and decrypts into the same buffer. When the session of a login ends, a new connection is opened.
 
-Not there yet: messages of magic 0 and 1.
+Not supported yet: messages of magic 0 and 1.
 
 Source: AbstractFetcherThread, ReplicaFetcherThread, AbstractFetcherManager."""
 
@@ -50,25 +50,24 @@ Key = tuple[bytes, int]  # topic id, partition
 FETCH_VERSIONS: Final = ((27, 18), (21, 17), (19, 16), (10, 15), (9, 14), (0, 13))
 LATEST: Final = -1
 EARLIEST: Final = -2
-# The leader has yet to hear of the epoch that we heard of first: nearly always it does at once.
-EARLY_MS: Final = (10, 20, 50, 100)
-PAUSE_MS: Final = 50  # for a leader that does not wait
-THROTTLED_MS: Final = 50  # until a quota is looked at again
+EARLY_MS: Final = (10, 20, 50, 100)  # pauses if the leader does not know our epoch yet; it usually does soon
+PAUSE_MS: Final = 50  # if the leader answers without waiting for data
+THROTTLED_MS: Final = 50  # between checks of a quota
 RECONNECT_MS: Final = 50
 RECONNECT_MS_MAX: Final = 1_000
 FOR_EVER_S: Final = 1e9
-LOOK_S: Final = 1.0  # how often a connection is looked at: for a time-out, or for a new broker epoch
-RECEIVE_BUFFER_DEFAULT: Final = 64 << 10  # Kafka's; the kernel sizes it better (ARCHITECTURE.md)
+LOOK_S: Final = 1.0  # between checks of a connection: time-out, new broker epoch, end of the login
+RECEIVE_BUFFER_DEFAULT: Final = 64 << 10  # Kafka's; the kernel chooses better (ARCHITECTURE.md)
 NEVER_HEALS: Final = frozenset({errors.OFFSET_MOVED_TO_TIERED_STORAGE, errors.UNSUPPORTED_FOR_MESSAGE_FORMAT})
 
 
 def fetch_version(metadata_version: int) -> int:
-    """The version of Fetch that replicas use at this level of metadata.version."""
+    """Return the version of Fetch that replicas use at this level of metadata.version."""
     return next(version for level, version in FETCH_VERSIONS if metadata_version >= level)
 
 
 def java_hash(text: str) -> int:
-    """String.hashCode, as a signed int."""
+    """Return Java's String.hashCode."""
     value = 0
     data = text.encode("utf-16-be")
     for at in range(0, len(data), 2):
@@ -77,7 +76,7 @@ def java_hash(text: str) -> int:
 
 
 def fetcher_number(topic: str, partition: int, count: int) -> int:
-    """Which of `count` fetchers of a leader has a partition (AbstractFetcherManager.getFetcherId)."""
+    """Return which of `count` fetchers of a leader has a partition (AbstractFetcherManager.getFetcherId)."""
     value = (31 * java_hash(topic) + partition) & 0xFFFFFFFF
     value = value - (1 << 32) if value >= 1 << 31 else value
     return (0 if value == -(1 << 31) else abs(value)) % count
@@ -88,21 +87,21 @@ def _name_of(code: int) -> str:
 
 
 class Unusable(Exception):
-    """The leader has no listener that can be spoken to."""
+    """The leader has no usable listener."""
 
 
 class Secured(NamedTuple):
     """A connection after its handshake and login."""
 
     tls: OutgoingTls | None
-    renew_s: float | None  # until the login is to be done anew; None: it is good for ever
+    renew_s: float | None  # until the next login; None: it is valid for ever
 
 
 PLAIN: Final = Secured(None, None)
 
 
 class Links(Protocol):
-    """How this broker connects to others (server/node_links)."""
+    """Opens connections to other brokers (server/node_links)."""
 
     @property
     def is_plain(self) -> bool: ...
@@ -113,27 +112,27 @@ class Links(Protocol):
 
 
 class Place(NamedTuple):
-    """What an outgoing connection is of."""
+    """Identifies a connection to a leader."""
 
     leader: int
     number: int
 
 
 class Followed:
-    """A partition that is fetched."""
+    """A followed partition."""
 
     __slots__ = ("epoch", "log", "reported", "retries", "timer")
 
     def __init__(self, log: Log, epoch: int) -> None:
         self.log = log
         self.epoch = epoch
-        self.retries = 0  # in a row, of one that the leader has not heard of
-        self.reported = ""  # what was logged last
+        self.retries = 0  # in a row, because the leader does not know the epoch
+        self.reported = ""  # the last log line
         self.timer: Any = None
 
 
 class Fetchers:
-    """Every partition that this worker follows."""
+    """All partitions that this worker follows."""
 
     def __init__(
         self,
@@ -148,7 +147,7 @@ class Fetchers:
         quota: ReplicationQuota | None = None,
         links: Links | None = None,
     ) -> None:
-        """`links`: to other brokers; None: by PLAINTEXT."""
+        """`links`: None: connect by PLAINTEXT."""
         self.quota = quota
         self.reactor = reactor
         self.links = links
@@ -165,7 +164,7 @@ class Fetchers:
         self._epochs: dict[Key, int] = {}
 
     def follow(self, log: Log, state: PartitionState) -> None:
-        """The metadata says who leads a partition of ours: fetch it from there, or no more if that is us."""
+        """Fetch a partition from the leader in the metadata, or stop if that is this broker."""
         key = log.topic_id, log.partition
         if state.leader == self.broker_id:
             self.remove(*key)
@@ -185,7 +184,7 @@ class Fetchers:
         fetcher.add(log, state.leader_epoch)
 
     def remove(self, topic_id: bytes, partition: int) -> None:
-        """Its log is not touched any more."""
+        """Stop fetching a partition. Its log is not used any more."""
         place = self._places.pop((topic_id, partition), None)
         self._epochs.pop((topic_id, partition), None)
         if place is not None:
@@ -196,7 +195,7 @@ class Fetchers:
                 fetcher.close()
 
     def states(self) -> dict[tuple[str, int], tuple[int, int, int, int]]:
-        """(leader, state, leader epoch, lag or -1) by topic and partition."""
+        """Return (leader, state, leader epoch, lag or -1) by topic and partition."""
         return {
             (followed.log.topic, followed.log.partition): (fetcher.place.leader, *found)
             for fetcher in self._fetchers.values()
@@ -220,7 +219,7 @@ class Fetchers:
 
 
 class LeaderFetcher:
-    """One connection to one leader, and what is fetched over it. It is the sink of its ReplicaFetch."""
+    """One connection to one leader, and its partitions. It is the `sink` of its ReplicaFetch."""
 
     def __init__(self, fetchers: Fetchers, place: Place) -> None:
         config = fetchers.config
@@ -278,11 +277,13 @@ class LeaderFetcher:
         self.native.detach("nothing is fetched from this leader any more")
 
     def _current(self, topic_id: bytes, partition: int, epoch: int) -> Followed | None:
-        """None where what is told is of before: the partition is followed no more, or under another epoch."""
+        """Return the partition; None if the report is outdated: it is not followed any more, or under another
+        epoch."""
         followed = self.followed.get((topic_id, partition))
         return followed if followed is not None and followed.epoch == epoch else None
 
-    # -- what the native side tells --------------------------------------------------------------------------
+    # -- called by ReplicaFetch
+    # --------------------------------------------------------------------------------
 
     def error(self, topic_id: bytes, index: int, epoch: int, code: int) -> None:
         followed = self._current(topic_id, index, epoch)
@@ -293,7 +294,7 @@ class LeaderFetcher:
             self.native.stop(*key, TRUNCATING)
             self._spawn(self._out_of_range(key, followed))
         elif code == errors.FENCED_LEADER_EPOCH:
-            # The metadata is about to tell of a later epoch, which takes the partition out and in again.
+            # The metadata will have a later epoch soon, which adds the partition again.
             self._fail(key, followed, _name_of(code), logging.INFO)
         elif code in NEVER_HEALS:
             self._fail(key, followed, _name_of(code))
@@ -301,7 +302,7 @@ class LeaderFetcher:
             followed.retries += 1
             self._delay(key, followed, EARLY_MS[followed.retries - 1])
         else:
-            self._report(followed, f"its leader answers {_name_of(code)}", logging.INFO)
+            self._report(followed, f"the leader answers {_name_of(code)}", logging.INFO)
             self._delay(key, followed)
 
     def diverged(self, topic_id: bytes, index: int, epoch: int, leader_epoch: int, end: int) -> None:
@@ -345,7 +346,7 @@ class LeaderFetcher:
         self.fetchers.loop.call_later(PAUSE_MS / 1000, self.native.go)
 
     def throttled(self) -> None:
-        """There is nothing else to fetch: look again soon."""
+        """All partitions are throttled: check again soon."""
         if self._throttled is None:
             self._throttled = self.fetchers.loop.call_later(THROTTLED_MS / 1000, self._try_throttled)
 
@@ -368,7 +369,7 @@ class LeaderFetcher:
         log.truncate_fully_and_start_at(anew.offset)
         return True
 
-    # -- stopping and going on -------------------------------------------------------------------------------
+    # -- stopping and resuming -------------------------------------------------------------------------------
 
     def _delay(self, key: Key, followed: Followed, delay_ms: int | None = None) -> None:
         self.native.stop(*key, DELAYED)
@@ -383,14 +384,15 @@ class LeaderFetcher:
             self.native.resume(*key)
 
     def _fail(self, key: Key, followed: Followed, why: str, level: int = logging.ERROR) -> None:
-        self._report(followed, f"it is fetched no more in leader epoch {followed.epoch}: {why}", level)
+        self._report(followed, f"not fetched any more in leader epoch {followed.epoch}: {why}", level)
         if followed.timer is not None:
             followed.timer.cancel()
             followed.timer = None
         self.native.stop(*key, FAILED)
 
     def _cut(self, key: Key, followed: Followed, to: Cut | StartAnew) -> None:
-        """Cut the log and go on. Where nothing goes the next Fetch is the same one: later, then."""
+        """Truncate the log and resume. If nothing was removed, the next Fetch would be the same, so wait
+        first."""
         log = followed.log
         end, epoch = log.end_offset, log.leader_epochs.latest
         went = True
@@ -417,7 +419,7 @@ class LeaderFetcher:
             self._delay(key, followed)
 
     def _report(self, followed: Followed, text: str, level: int = logging.WARNING) -> None:
-        """Once, until something else is to be said of the partition."""
+        """Log a line about a partition, unless it is the same as the last one."""
         if followed.reported != text:
             followed.reported = text
             logger.log(level, "%s-%d, fetched from broker %d: %s",
@@ -520,7 +522,8 @@ class LeaderFetcher:
     # -- out of range ----------------------------------------------------------------------------------------
 
     async def _out_of_range(self, key: Key, followed: Followed) -> None:
-        """The leader's log begins or ends elsewhere (AbstractFetcherThread.fetchOffsetAndTruncate)."""
+        """Ask where the leader's log begins and ends, and truncate
+        (AbstractFetcherThread.fetchOffsetAndTruncate)."""
         try:
             host, port = self._address()
             timeout_s = self.fetchers.config.replica_socket_timeout_ms / 1000
@@ -568,5 +571,5 @@ class LeaderFetcher:
 
 
 def is_fetching(state: tuple[int, int, int, int]) -> bool:
-    """Of `Fetchers.states`."""
+    """Whether a partition of `Fetchers.states` is being fetched."""
     return state[1] == FETCHING

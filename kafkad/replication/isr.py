@@ -1,16 +1,16 @@
-"""The in-sync replicas of one led partition: what is committed, and the one change of it that is in flight.
+"""The in-sync replicas of one led partition: the committed ISR, and at most one proposed change.
 
-    Committed       as the metadata, or the controller's answer, has it
-    PendingExpand   a follower has caught up and is to be added
-    PendingShrink   followers that lag are to be removed
+    Committed       as in the metadata, or in the controller's answer
+    PendingExpand   the proposal adds a follower that has caught up
+    PendingShrink   the proposal removes followers that lag
 
-Only the controller changes an ISR. Until it has answered, HW waits for the *maximal* ISR: an addition binds
-HW at once, since the controller may have committed it already; a removal releases HW only when it is
-committed, since a leader elected meanwhile may be the one to be removed (Kafka: Partition, PartitionState,
-CommittedPartitionState, PendingExpandIsr, PendingShrinkIsr).
+Only the controller changes an ISR. Until it has answered, HW waits for the *maximal* ISR. A new member counts
+for HW at once, because the controller may have committed it already. A removed member counts until the
+removal is committed, because the controller may elect it as leader meanwhile (Kafka: Partition,
+PartitionState, CommittedPartitionState, PendingExpandIsr, PendingShrinkIsr).
 
-One proposal is in flight at a time. News of the partition in the metadata replaces the state by Committed,
-and the answer to an older proposal is then ignored: it is no longer `pending`.
+One proposal is in flight at a time. A change in the metadata replaces it by Committed. The answer to a
+replaced proposal is ignored, because it is no longer `pending`.
 
 Use: replication/replicas."""
 
@@ -23,8 +23,8 @@ from kafkad.protocol import errors
 
 EpochOf = Callable[[int], int]  # the broker epoch of a replica; -1 if it is not known
 
-# The controller knows something else by now: its answer brings nothing, the metadata will (Kafka:
-# Partition.handleAlterPartitionError). Of all other errors the same proposal is sent again.
+# The controller has newer metadata, which will arrive here (Partition.handleAlterPartitionError). After any
+# other error, the same proposal is sent again.
 WAIT_FOR_METADATA: Final = frozenset(
     {
         errors.UNKNOWN_TOPIC_OR_PARTITION,
@@ -39,7 +39,7 @@ REFUSED: Final = frozenset({errors.OPERATION_NOT_ATTEMPTED, errors.INELIGIBLE_RE
 
 
 class Proposal(NamedTuple):
-    """What an AlterPartition asks for."""
+    """The change that an AlterPartition requests."""
 
     isr: tuple[tuple[int, int], ...]  # (broker, its epoch; -1: not known)
     leader_epoch: int
@@ -48,7 +48,7 @@ class Proposal(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the controller has of the partition now."""
+    """The partition as the controller has it now."""
 
     leader: int
     leader_epoch: int
@@ -58,12 +58,12 @@ class Answer(NamedTuple):
 
 
 class Verdict(Enum):
-    """What became of a proposal."""
+    """The outcome of a proposal."""
 
-    STALE = 0  # of a state that is over, or older than what is known: nothing changes
-    COMMITTED = 1  # the state is another one
-    WAIT = 2  # it stays pending until the metadata comes
-    AGAIN = 3  # to be sent again
+    STALE = 0  # it was replaced: nothing changes
+    COMMITTED = 1  # the state has changed
+    WAIT = 2  # it stays pending until the metadata arrives
+    AGAIN = 3  # send it again
 
 
 class Isr:
@@ -84,11 +84,11 @@ class Isr:
         return (*self.committed, *sorted(self.adding))
 
     def learn(self, state: PartitionState) -> bool:
-        """What the metadata says of the partition. False: it is older than what is known.
+        """Take the partition's state from the metadata. Return False if it is older than the known one.
 
-        Of an equal epoch the controller's answer has come before: that is no news, and a proposal that was
-        made since stays pending. The controller may commit it any time, so HW must not move without the
-        replica that it adds. (Kafka's Partition.makeLeader takes that state for committed.)"""
+        If the epochs are equal, the controller's answer has come first. Nothing changes, and a later proposal
+        stays pending: the controller may commit it at any time, so HW must not move without the replica that
+        it adds. (Kafka's Partition.makeLeader treats that state as committed.)"""
         if state.partition_epoch < self.partition_epoch:
             return False
         if state.partition_epoch == self.partition_epoch and state.leader_epoch == self.leader_epoch:
@@ -98,13 +98,13 @@ class Isr:
         return True
 
     def expand(self, broker_id: int, epoch_of: EpochOf) -> Proposal | None:
-        """None: it is in the ISR, or a proposal is in flight."""
+        """Propose to add a follower. Return None if it is in the ISR, or a proposal is in flight."""
         if self.pending is not None or broker_id in self.committed:
             return None
         return self._propose((*self.committed, broker_id), epoch_of, adding=frozenset({broker_id}))
 
     def shrink(self, lagging: Iterable[int], epoch_of: EpochOf) -> Proposal | None:
-        """None: none of them may be removed, or a proposal is in flight."""
+        """Propose to remove followers. Return None if none can be removed, or a proposal is in flight."""
         gone = frozenset(lagging) & set(self.committed) - {self.me}
         if self.pending is not None or not gone:
             return None
@@ -112,16 +112,16 @@ class Isr:
         return self._propose(kept, epoch_of, removing=gone)
 
     def settle(self, others: Iterable[int], epoch_of: EpochOf) -> Proposal | None:
-        """Another process led in this epoch before us, and nobody knows what it has proposed: any of `others`
-        may have been added. They bind HW until the controller, asked for no change, has said what it has.
-        None: all of them are in the ISR."""
+        """Another process led in this epoch before us, and its proposals are unknown: it may have added any
+        of `others`. They count for HW until the controller has answered a proposal without a change. Return
+        None if all of them are in the ISR."""
         unknown = frozenset(others) - set(self.committed)
         if self.pending is not None or not unknown:
             return None
         return self._propose(self.committed, epoch_of, adding=unknown)
 
     def answered(self, proposal: Proposal, code: int, answer: Answer | None) -> Verdict:
-        """`answer` where `code` is 0."""
+        """Take the controller's answer; `answer` is given if `code` is 0."""
         if proposal is not self.pending:
             return Verdict.STALE
         if code in REFUSED:

@@ -1,10 +1,10 @@
-"""DeleteRecords over replicas: a client is answered when no live replica has the deleted records any more.
+"""DeleteRecords with replicas: the client gets its answer when no live replica has the deleted records.
 
-The leader has moved its log start. A follower takes it from the answer to its Fetch, and its next Fetch tells
-where its log starts now. The low watermark of a partition is the least log start of the leader and of all
-followers whose brokers are not fenced, in the ISR or not (Kafka: Partition.lowWatermarkIfLeader). It is
-looked at again when such a Fetch has come (the native partition calls only while somebody waits), and when
-the metadata says something of the partition or of brokers.
+The leader moves its log start. A follower takes it from the answer to its Fetch, and its next Fetch has the
+new log start of the follower. The low watermark of a partition is the smallest log start of the leader and of
+all followers whose brokers are not fenced, in the ISR or not (Partition.lowWatermarkIfLeader). It is checked
+when such a Fetch arrives (the native partition calls only if a request waits), and when the metadata of the
+partition or of a broker changes.
 
 Use: `wait` in api/partitions, `look` in replication/replicas."""
 
@@ -24,13 +24,13 @@ Reached = Callable[[int, int], None]  # (error code, low watermark)
 class LowWatermarks:
     def __init__(self, image: Callable[[], MetadataImage]) -> None:
         self._image = image
-        self._waiting: dict[Log, dict[Reached, int]] = {}  # and the offset that each waits for
+        self._waiting: dict[Log, dict[Reached, int]] = {}  # with the awaited offset
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def of(self, log: Log) -> int:
-        """-1: a live follower has not fetched from us yet."""
+        """Return the low watermark; -1 if a live follower has not fetched from us yet."""
         low, brokers = log.log_start_offset, self._image().brokers
         for broker_id, _, start, *_ in log.native.replica_rows():
             broker = brokers.get(broker_id)
@@ -39,8 +39,8 @@ class LowWatermarks:
         return low
 
     def wait(self, log: Log, offset: int, reached: Reached) -> None:
-        """Call `reached` once, when the low watermark is there or we lead no more; at once if it is. The
-        caller `forget`s it if it gives up."""
+        """Call `reached` once: when the low watermark is at `offset`, or we no longer lead. This may be at
+        once. A caller that gives up calls `forget`."""
         self._waiting.setdefault(log, {})[reached] = offset
         log.on_replica_start = self.look
         log.native.awaits_starts = True

@@ -1,8 +1,9 @@
-"""Which worker owns a partition: the only one that appends to it.
+"""The worker that owns a partition: only it appends to the log.
 
-The rule needs no table: every worker computes the same answer from what all of them know, so it survives
-restarts, and with another number of workers no data moves: a log belongs to the broker, only its writer is a
-worker. The partitions of one topic go round the workers; where it begins differs from topic to topic."""
+The rule needs no table. Every worker computes the same owner from the topic id and the number of workers,
+also after a restart. If the number of workers changes, no data moves, because files belong to the broker. The
+partitions of a topic are spread round-robin over the workers, starting at a worker that depends on the
+topic."""
 
 from kafkad._native.wire.crc32c import checksum
 

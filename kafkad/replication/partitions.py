@@ -1,25 +1,25 @@
-"""Which partitions live here: what the metadata assigns to this broker, turned into open logs with a role.
+"""The partitions of this broker: opens the logs that the metadata assigns, and gives each a role.
 
-`Partitions` follows the assignments (metadata/assignments). A partition that has a replica here gets a log
-(created, or the one that was found at start), is entered in the table by which the data plane finds it, and
-has one of three roles: this broker leads it, follows its leader, or does neither while nobody leads. One
-that is gone, with its topic or because a reassignment took our replica, is taken out of the table first, so
-that its waiters are answered, then its log goes.
+`Partitions` follows the assignments (metadata/assignments). A partition with a replica here gets a log (a new
+one, or the one found at the start), and an entry in the table in which the data plane finds it. Its role is
+one of three: this broker leads it, follows its leader, or waits for a leader. A partition that was deleted,
+or reassigned to other brokers, is removed from the table first, so that waiting requests are answered. Then
+its log is deleted.
 
-A partition whose directory is not there has a stand-in in the table, which answers KAFKA_STORAGE_ERROR
-until the directory is back at another start: an empty log elsewhere would look as if all of it were lost. A
-replica out of the ISR begins empty in another directory, if none is offline: its leader has all of it.
+If the directory of a partition is missing, the table has a stand-in, which answers KAFKA_STORAGE_ERROR until
+a restart finds the directory again. An empty log elsewhere would look like a loss of all records. But a
+replica that is not in the ISR starts empty in another directory, if none is offline, because its leader has
+the records.
 
-A partition whose log cannot be made or loaded has a stand-in, too, and is tried again until it works: a
-shortage of descriptors, inodes or space ends.
+If a log cannot be created or loaded, the table has a stand-in, too, and the partition is tried again until it
+works: a shortage of descriptors, inodes or space may end.
 
-Of several workers each opens what it owns (`ownership`). What it has opened it announces to the others, which
-enter a reader in their tables: a Partition that reads the owner's files by the owner's row. An announcement
-may come before or after the image tells of the partition; the reader is made when both are there.
+Each worker opens the partitions that it owns (`ownership`), and announces them to the other workers. These
+put a reader into their tables: a Partition that reads the owner's files and the owner's row. An announcement
+may arrive before or after the metadata of the partition; the reader is made when both are known.
 
-Beware: a topic that was deleted and made again has a new id. Its old logs are deleted before the new are
-made; another worker's may still be there then, and the new one is made a little later.
-"""
+Beware: a topic that is deleted and created again has a new id. Its old logs are deleted before the new ones
+are created. Those of other workers may still exist then, so a new log may be created a little later."""
 
 import logging
 from collections import deque
@@ -53,14 +53,14 @@ from kafkad.replication.throttles import sides
 
 logger = logging.getLogger(__name__)
 
-OCCUPIED_MS = (10, 20, 50, 100, 200, 500)  # how long to wait for a name that another worker is to free
-FAILED_MS = (*OCCUPIED_MS, 1_000, 2_000, 5_000)  # how long to wait for the end of a shortage
-TRIED_AT_A_TIME = 4  # partitions in one turn of the loop: each makes a directory and its files
-NO_ROW = -1  # announced of a partition that its owner could not open yet
+OCCUPIED_MS = (10, 20, 50, 100, 200, 500)  # pauses before a name that another worker must free is tried again
+FAILED_MS = (*OCCUPIED_MS, 1_000, 2_000, 5_000)  # the same after a failure
+TRIED_AT_A_TIME = 4  # partitions per turn of the loop: each creates a directory and files
+NO_ROW = -1  # announced for a partition that its owner could not open yet
 
 
 class Announced(NamedTuple):
-    """What another worker says of a partition that it has opened."""
+    """Another worker's announcement of a partition that it has opened."""
 
     row: int
     directory: str
@@ -68,7 +68,7 @@ class Announced(NamedTuple):
 
 
 class Partitions:
-    """The partitions of this broker: name and index, or topic id and index, to `log.Log`."""
+    """The partitions of this broker, by topic and index."""
 
     def __init__(
         self,
@@ -84,36 +84,36 @@ class Partitions:
         self.me = me
         self.workers = workers
         self.on_opened: Callable[[Log], None] | None = None  # (log), when it has a role and is in the table
-        self.on_led: Callable[[Log], None] | None = None  # (log), when it is led that was not
+        self.on_led: Callable[[Log], None] | None = None  # (log), when this broker begins to lead it
         self.on_role: Callable[[Log, PartitionState], None] | None = None  # (log, state), after each change
-        # (another worker's partition, state), after each change, too
+        # (another worker's partition, state), after each change
         self.on_reader: Callable[[ReaderPartition, PartitionState], None] | None = None
-        self.on_failed: Callable[[str, int, bytes], None] | None = None  # (topic, index, topic id), at first
-        self.on_dropped: Callable[[str, int, bytes], None] | None = None  # (topic, index, topic id), at once
+        self.on_failed: Callable[[str, int, bytes], None] | None = None  # (topic, index, topic id), once
+        self.on_dropped: Callable[[str, int, bytes], None] | None = None  # (topic, index, topic id)
         self.config = config
         self._configs: dict[frozenset[tuple[str, str]], TopicConfig] = {}  # by their own values
         self.log_dirs = log_dirs
         self.table = table
         self._logs: dict[tuple[str, int], Log] = {}
-        self._absent: set[tuple[str, int]] = set()  # their directory is not there; stand-ins are in the table
+        self._absent: set[tuple[str, int]] = set()  # the directory is missing; the table has stand-ins
         self._image: MetadataImage | None = None
-        self._following = self._deleting = False  # a change, in steps; its deletions
+        self._following = self._deleting = False  # in the middle of a change; of its deletions
         self._announced: dict[tuple[bytes, int], Announced] = {}
-        # other workers' partitions that are in the table, a stand-in where the directory is not there
+        # other workers' partitions in the table; None: a stand-in, because the directory is missing
         self._readers: dict[tuple[str, int], tuple[bytes, Announced | None]] = {}
-        self._waiting: set[tuple[str, int]] = set()  # to be tried again
-        self._failed: dict[tuple[str, int], str] = {}  # why; where there is no log a stand-in is in the table
-        self._unled: set[tuple[str, int]] = set()  # open, but the disk did not let us lead them
-        self._tries = 0  # how often it was tried
+        self._waiting: set[tuple[str, int]] = set()  # to try again
+        self._failed: dict[tuple[str, int], str] = {}  # the reason; without a log, the table has a stand-in
+        self._unled: set[tuple[str, int]] = set()  # open, but a disk error prevented leading them
+        self._tries = 0  # rounds so far
         log_dirs.on_readers_offline = self._readers_offline
 
-    # -- who owns what -------------------------------------------------------------------------------------
+    # -- ownership -----------------------------------------------------------------------------------------
 
     def mine(self, topic: str, topic_id: bytes, index: int) -> bool:
         return owner_of(topic_id, index, self.workers) == self.me
 
     def owner_of(self, topic: str, index: int) -> int | None:
-        """The worker that owns a partition; None for one that the image does not have."""
+        """Return the worker that owns a partition; None if the image does not have it."""
         known = None if self._image is None else self._image.topics.get(topic)
         if known is None or index not in known.partitions:
             return None
@@ -122,8 +122,8 @@ class Partitions:
     # -- look-ups ------------------------------------------------------------------------------------------
 
     def get(self, topic: str, index: int) -> Log:
-        """The led log of a partition. KafkaError: UNKNOWN_TOPIC_OR_PARTITION, KAFKA_STORAGE_ERROR, and
-        NOT_LEADER_OR_FOLLOWER for another worker's."""
+        """Return the log of a partition. Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, KAFKA_STORAGE_ERROR,
+        and NOT_LEADER_OR_FOLLOWER for another worker's."""
         log = self._logs.get((topic, index))
         if log is not None:
             return log
@@ -138,11 +138,11 @@ class Partitions:
         raise KafkaError(errors.UNKNOWN_TOPIC_OR_PARTITION)
 
     def find(self, topic: str, index: int) -> Log | None:
-        """As `get`, but None where there is no log."""
+        """Return the log of a partition, or None."""
         return self._logs.get((topic, index))
 
     def reader(self, topic: str, index: int) -> ReaderLog | None:
-        """The reader of another worker's partition (log/reader.ReaderLog), None where there is none."""
+        """Return the reader of another worker's partition, or None."""
         known = self._readers.get((topic, index))
         return None if known is None or known[1] is None else self.table.get(topic, index).log
 
@@ -155,7 +155,7 @@ class Partitions:
     # -- following the image -------------------------------------------------------------------------------
 
     def topic_config(self, image: MetadataImage, topic: str) -> TopicConfig:
-        """One object for all topics that have the same values of their own."""
+        """Return the effective configuration: one object for all topics with the same overrides."""
         overrides = image.configs.get((TOPIC, topic))
         key = frozenset(overrides.items()) if overrides else frozenset()
         config = self._configs.get(key)
@@ -166,7 +166,7 @@ class Partitions:
         return config
 
     def apply(self, image: MetadataImage) -> None:
-        """Bring all partitions in line with `image`: at the start, when everything may have changed."""
+        """Apply a whole image, at the start."""
         self._image = image
         wanted = {
             (local.topic.name, local.partition): local.topic.topic_id
@@ -184,13 +184,13 @@ class Partitions:
                 self._ensure(image, assigned)
 
     def apply_delta(self, delta: Delta, image: MetadataImage) -> None:
-        """Follow one committed change, all of it now."""
+        """Follow one committed change at once."""
         for _ in self.follow(delta, image):
             pass
 
     def follow(self, delta: Delta, image: MetadataImage) -> Iterator[None]:
-        """Follow one committed change, a partition a step. Deletions first: a name may come back under a new
-        id. Nobody else may follow another change before the last step."""
+        """Follow one committed change, one partition per step. Deletions come first, because a name may come
+        back with a new id. The next change may be followed only after the last step."""
         before, self._image = self._image, image
         self._following = self._deleting = True
         for assigned in assignments.of_delta(delta, before, image, self.broker_id):
@@ -208,12 +208,12 @@ class Partitions:
         self._following = False
 
     def update_defaults(self, config: BrokerConfig) -> None:
-        """The broker's own configuration changed: every log's effective configuration may have."""
+        """The broker's configuration has changed, and so may each log's effective configuration."""
         for _ in self.follow_defaults(config):
             pass
 
     def follow_defaults(self, config: BrokerConfig) -> Iterator[None]:
-        """As `update_defaults`, a partition a step. What is opened meanwhile has the new ones."""
+        """Do `update_defaults`, one partition per step. Logs opened meanwhile get the new values."""
         self.config = config
         self._configs.clear()
         image = self._image
@@ -232,8 +232,7 @@ class Partitions:
             yield
 
     def _configure(self, log: Log, config: TopicConfig) -> None:
-        """What is committed cannot be taken back: a log that cannot apply its configuration keeps the one
-        it has."""
+        """Apply a committed configuration. A log that cannot apply it keeps its old one."""
         before = log.config
         try:
             log.update_config(config)
@@ -272,7 +271,7 @@ class Partitions:
     def _ensure_log(
         self, topic: Topic, index: int, state: PartitionState, config: TopicConfig | None, new: bool
     ) -> None:
-        """Open and lead a partition of this worker's; `config` is of one that is not open."""
+        """Open a partition of this worker and give it its role. `config`: if it is not open."""
         log = self._logs.get((topic.name, index))
         opened = log is None
         if log is None:
@@ -296,7 +295,7 @@ class Partitions:
 
     def _follow(self, log: Log, state: PartitionState) -> None:
         key = log.topic, log.partition
-        if key in self._unled:  # of what kept us from leading it nothing matters now
+        if key in self._unled:  # the failure to lead it does not matter now
             self._unled.discard(key)
             self._waiting.discard(key)
             self._failed.pop(key, "")
@@ -321,16 +320,16 @@ class Partitions:
         return True
 
     def _is_absent(self, state: PartitionState, new: bool) -> bool:
-        """Whether a partition that has no log here has one in a directory that is not there. Without an
-        assignment, one that is not new may lie in any."""
+        """Whether the log of a partition may be in a directory that is missing. Without an assigned
+        directory, that of an existing partition may be in any."""
         directory = state.directory(self.broker_id)
         if directory in (DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED):
             return not new and any(each.offline for each in self.log_dirs.directories())
         return directory not in self.log_dirs.directory_ids() and not self._is_replaced(state)
 
     def _is_replaced(self, state: PartitionState) -> bool:
-        """Whether the directory of a replica is gone for good: all that are configured serve, and the leader
-        has the records, since this replica is out of the ISR."""
+        """Whether the directory of a replica has been replaced: all configured directories are online, and
+        this replica is not in the ISR, so the leader has the records."""
         online = not any(each.offline for each in self.log_dirs.directories())
         return online and state.leader not in (-1, self.broker_id) and self.broker_id not in state.isr
 
@@ -339,13 +338,14 @@ class Partitions:
     ) -> Log | None:
         log = self.log_dirs.get(topic.name, index)
         if log is not None and log.topic_id != topic.topic_id:
-            # Loading moves strangers away, and deletions come before creations: delete nothing on a guess.
+            # Loading moves unknown directories aside, and deletions come before creations, so this should not
+            # happen: leave the directory alone.
             logger.error("%s belongs to another topic of that name and is left alone", log.directory)
             return None
         if log is None and self._is_absent(state, new):
             logger.error("the log directory of %s-%d is not there", topic.name, index)
             self._absent.add((topic.name, index))
-            if not self._failed.pop((topic.name, index), ""):  # else its stand-in is in the table
+            if not self._failed.pop((topic.name, index), ""):  # otherwise the table has its stand-in
                 stand_in = self.log_dirs.stand_in(topic.name, index, topic.topic_id)
                 self.table.add(stand_in, topic.name, topic.topic_id)
             return None
@@ -380,7 +380,7 @@ class Partitions:
         return log
 
     def _forget(self, name: str, index: int) -> None:
-        """A partition that could not be opened is deleted."""
+        """Delete a partition that could not be opened."""
         self._waiting.discard((name, index))
         if self._failed.pop((name, index), ""):
             self.table.remove(name, index)
@@ -397,11 +397,11 @@ class Partitions:
         self.log_dirs.delete(name, index)
         logger.info("partition %s-%d deleted from %s", name, index, log.directory)
 
-    # -- what has to wait ----------------------------------------------------------------------------------
+    # -- trying again --------------------------------------------------------------------------------------
 
     def _wait(self, key: tuple[str, int], what: str = "", trouble: Exception | None = None) -> None:
-        """Try a partition again later: the worker that owned a deleted topic of that name has yet to hear of
-        it, or to come back; or, with `trouble`, it could not be opened or led."""
+        """Try a partition again later. Either the previous owner of that name has not deleted the old topic
+        yet; or, with `trouble`, the partition could not be opened or led."""
         if trouble is not None:
             if key not in self._failed:
                 logger.error("partition %s-%d cannot be %s, will try again: %s", *key, what, trouble)
@@ -423,13 +423,13 @@ class Partitions:
         self.log_dirs.scheduler.call_later(delay_ms, self._try_again)
 
     def _try_again(self) -> None:
-        if self._following:  # names may be freed by what is still to be deleted
+        if self._following:  # deletions that are still to come may free names
             self._try_again_later()
             return
         self._try_round(deque(sorted(self._waiting)))
 
     def _try_round(self, keys: deque[tuple[str, int]]) -> None:
-        """Try each of `keys` that still waits, a few in each turn of the loop."""
+        """Try the `keys` that still wait, a few per turn of the loop."""
         if self._following:
             self._try_again_later()
             return
@@ -457,7 +457,7 @@ class Partitions:
             self._ensure_log(topic, index, state, self.topic_config(image, name), True)
 
     def failed(self) -> list[tuple[str, int, bytes]]:
-        """(topic, index, topic id) of the partitions that could not be opened yet."""
+        """Return (topic, index, topic id) of the partitions that could not be opened yet."""
         topics = self._image.topics if self._image is not None else {}
         return [(*key, topics[key[0]].topic_id) for key in self._failed if key[0] in topics]
 
@@ -466,11 +466,11 @@ class Partitions:
     def announced(
         self, topic: str, topic_id: bytes, index: int, row: int, directory: str, owner: int
     ) -> None:
-        """Another worker has opened a partition (again): its row in the shared table, its directory; NO_ROW
-        if it could not, and tries again."""
+        """Another worker has opened a partition. `row`: in the shared table; NO_ROW if it could not, and will
+        try again."""
         self._announced[topic_id, index] = Announced(row, directory, owner)
         if self._deleting:
-            return  # the name may still be another topic's; the reader is made with the rest of the change
+            return  # the name may still belong to an old topic; the rest of the change makes the reader
         known = None if self._image is None else self._image.topics.get(topic)
         if known is None or known.topic_id != topic_id or index not in known.partitions:
             return
@@ -522,7 +522,7 @@ class Partitions:
             self.on_reader(reader, state)
 
     def _readers_offline(self, path: str) -> None:
-        """A directory has failed, for this worker or another one."""
+        """A directory has failed, in this worker or in another one."""
         for (name, index), (topic_id, told) in list(self._readers.items()):
             if told is not None and self.log_dirs.is_offline(told.directory):
                 self._readers[name, index] = topic_id, None
@@ -534,4 +534,4 @@ class Partitions:
         del self._readers[name, index]
         reader = self.table.get(name, index)
         self.table.remove(name, index)
-        reader.close_files()  # it may live on for long, and what it has open takes room on the disk
+        reader.close_files()  # the object may live for long, and open files keep their disk space

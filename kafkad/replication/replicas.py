@@ -1,11 +1,11 @@
 """The followers of the partitions that this worker leads: their state in the native partition, and the ISR.
 
-    metadata        gives a partition its role: its followers are (re)made natively, the ISR is what it says
-    Fetch           natively notes how far a follower is, and calls `joins` once when it may join the ISR
-    `tick`          every half replica.lag.time.max.ms: members that lag are to leave the ISR
-    `send`          takes each proposal to the controller, and `answered` brings what it says
+    metadata        gives a partition its role, its followers (in the native partition) and its ISR
+    Fetch           notes natively how far a follower is, and calls `joins` once when it may join the ISR
+    `tick`          every half replica.lag.time.max.ms: proposes to remove members that lag
+    `send`          sends each proposal to the controller; `_answered` gets the answer
 
-Nothing here waits or reads a clock; `now_ms` is monotonic, the reactor's.
+Nothing here waits or reads a clock; `now_ms` is the reactor's monotonic clock.
 
 Use: server/member_worker."""
 
@@ -24,9 +24,9 @@ from kafkad.replication.low_watermarks import LowWatermarks
 
 logger: Final = logging.getLogger("kafkad.replication")
 
-A_STEP: Final = 32  # partitions, of some microseconds each
+A_STEP: Final = 32  # partitions per step, some microseconds each
 
-Done = Callable[[int, Answer | None], None]  # (error code, what the controller has)
+Done = Callable[[int, Answer | None], None]  # (error code, the controller's answer)
 Send = Callable[[bytes, int, Proposal, Done], None]  # (topic id, partition, …)
 
 
@@ -48,13 +48,13 @@ class Replicas:
     ) -> None:
         self.me = me
         self.lag_ms_max = 30_000  # replica.lag.time.max.ms
-        self.inherits = False  # what is led from now on another process has led until it died
-        self.on_new_leader: Callable[[], Any] = lambda: None  # followers have to begin with it
+        self.inherits = False  # another process led these partitions, and died
+        self.on_new_leader: Callable[[], Any] = lambda: None  # followers will begin to fetch from us
         self.low_watermarks = LowWatermarks(image)
         self._send = send
         self._image = image
         self._now_ms = now_ms
-        self._racks: dict[str, int] | None = None  # by name their numbers, if consumers are to read near
+        self._racks: dict[str, int] | None = None  # numbers by name; None: consumers read from leaders only
         self._listeners: frozenset[str] = frozenset()
         self._led: dict[tuple[str, int], Led] = {}
         self._readers: WeakKeyDictionary[ReaderPartition, PartitionState] = WeakKeyDictionary()
@@ -69,12 +69,13 @@ class Replicas:
     # -- racks (KIP-392) -------------------------------------------------------------------------------------
 
     def select_by_rack(self, listeners: frozenset[str]) -> None:
-        """Let consumers read from replicas in their racks, at brokers that have these listeners, too."""
+        """Let consumers read from replicas in their racks, at brokers that have these listeners."""
         self._racks = {}
         self._listeners = listeners
 
     def racks(self) -> list[str] | None:
-        """The racks of all brokers, in the order of their numbers, which begin with 1; None: nobody asks."""
+        """Return the racks of all brokers, in the order of their numbers, which begin with 1; None if
+        consumers read from leaders only."""
         if self._racks is None:
             return None
         for broker in self._image().brokers.values():
@@ -92,7 +93,7 @@ class Replicas:
     # -- roles ---------------------------------------------------------------------------------------------
 
     def on_role(self, log: Log, state: PartitionState) -> None:
-        """Partitions.on_role: the metadata has said something of a partition."""
+        """Partitions.on_role: the metadata of a partition has changed."""
         key = log.topic, log.partition
         if state.leader != self.me or log.native.role != LEADER or len(state.replicas) == 1:
             self._led.pop(key, None)
@@ -119,7 +120,8 @@ class Replicas:
                 self._settle(led)
 
     def on_reader(self, reader: ReaderPartition, state: PartitionState) -> None:
-        """Partitions.on_reader: who may fetch from this worker what another one owns."""
+        """Partitions.on_reader: note which followers may fetch another worker's partition from this
+        worker."""
         if state.leader != self.me or len(state.replicas) == 1:
             reader.know_replicas([])
             self._readers.pop(reader, None)
@@ -145,8 +147,8 @@ class Replicas:
             self.low_watermarks.look(led.log)
 
     def follow_brokers(self) -> Iterator[None]:
-        """A broker was fenced, unfenced, or registered anew: who may be in an ISR is another question now.
-        A few partitions a step."""
+        """A broker was fenced, unfenced or registered again, so other replicas may be in the ISR. Takes a few
+        partitions per step."""
         for number, key in enumerate(list(self._led)):
             led = self._led.get(key)
             if led is not None:
@@ -161,7 +163,7 @@ class Replicas:
                 yield
 
     def _show(self, led: Led, reset: int) -> None:
-        """Give the native partition what is known here."""
+        """Update the native partition."""
         brokers, isr = self._image().brokers, led.isr
         rows = []
         for each in led.replicas:
@@ -187,7 +189,7 @@ class Replicas:
         self.low_watermarks.look(led.log)
 
     def _settle(self, led: Led) -> None:
-        """The one before us may have added a follower, of which we have not heard yet."""
+        """The previous process may have added a follower that we do not know of yet."""
         brokers = self._image().brokers
         active = [each for each in led.replicas if each in brokers and brokers[each].active]
         proposal = led.isr.settle(active, self._epoch_of(led))
@@ -197,7 +199,7 @@ class Replicas:
     # -- the ISR -------------------------------------------------------------------------------------------
 
     def joins(self, log: Log, broker_id: int) -> None:
-        """A follower has caught up that is not in the ISR."""
+        """Propose to add a follower that has caught up."""
         led = self._led.get((log.topic, log.partition))
         if led is None or led.log is not log:
             return
@@ -209,7 +211,7 @@ class Replicas:
             self._propose(led, proposal)
 
     def tick(self) -> Iterator[None]:
-        """Propose to remove the members that lag. A few partitions a step."""
+        """Propose to remove the members that lag. Takes a few partitions per step."""
         for number, key in enumerate(list(self._led)):
             led = self._led.get(key)
             if led is not None and led.isr.pending is None:

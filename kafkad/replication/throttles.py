@@ -1,8 +1,8 @@
-"""Which replicas are throttled, and by how much (KIP-73).
+"""Throttled replicas and their limits (KIP-73).
 
 A topic lists its throttled replicas, as `partition:broker` or `*`, once for leaders and once for followers.
-What such a partition of ours may serve and fetch a second is said by two dynamic keys of the broker. The
-counting is native (_native/serving/replication_quota)."""
+Two dynamic keys of the broker limit the bytes per second that such partitions serve and fetch. The counting
+is native (_native/serving/replication_quota)."""
 
 from typing import Final
 
@@ -13,18 +13,18 @@ from kafkad.config.broker_keys import BROKER_QUOTA_KEYS
 from kafkad.config.topic import TopicConfig
 
 UNLIMITED: Final = (1 << 63) - 1
-ROWS: Final = 2  # of the table: one for each side
+ROWS: Final = 2  # of the table: one per side
 
 
 def throttle_table(config: BrokerConfig, workers: int) -> QuotaTable:
-    """Of `workers` of one broker: made before they are forked."""
+    """Return the table that a broker's workers share. Make it before forking them."""
     return QuotaTable(
         workers, config.replication_quota_window_num, config.replication_quota_window_size_seconds, ROWS
     )
 
 
 def sides(config: TopicConfig, index: int, broker_id: int) -> int:
-    """What `Partition.throttled` is to be."""
+    """Return the value for `Partition.throttled`."""
     leads = _lists(config.leader_replication_throttled_replicas, index, broker_id)
     follows = _lists(config.follower_replication_throttled_replicas, index, broker_id)
     return leads << LEADER | follows << FOLLOWER
@@ -35,7 +35,7 @@ def _lists(replicas: list[str], index: int, broker_id: int) -> bool:
 
 
 def limit(quota: ReplicationQuota, config: BrokerConfig) -> None:
-    """Hold to the dynamic rates of this configuration from now on."""
+    """Use the dynamic rates of this configuration from now on."""
     for side, name in (
         (LEADER, "leader.replication.throttled.rate"),
         (FOLLOWER, "follower.replication.throttled.rate"),

@@ -1,5 +1,5 @@
-"""Every broker key of Kafka 4.3, one row each, one of our own (kafkad.*), and the keys that only 3.9 and
-older have.
+"""Every broker key of Kafka 4.3, one row each; one key of our own (kafkad.*); and keys that only Kafka 3.9
+and older have.
 
 The rows are sorted by name. Three keys that Kafka requires have a default here, so that a broker starts
 without a file: `node.id`, `process.roles` and `controller.listener.names`. The facts come from the ConfigDef

@@ -166,7 +166,7 @@ def _is_per_broker(name: str) -> bool:
 
 
 def _check_step(before: BrokerConfig, after: BrokerConfig) -> None:
-    """What may change, but not by so much. Raises ConfigError."""
+    """Check the size of a change. Raise ConfigError."""
     for name in THREAD_COUNTS:
         old, new = before.value(name), after.value(name)
         wrong = f"Dynamic thread count update validation failed for {name}={new}, value should"
@@ -183,8 +183,8 @@ def _check_step(before: BrokerConfig, after: BrokerConfig) -> None:
 def with_dynamic(
     config: BrokerConfig, default: Mapping[str, str], broker: Mapping[str, str]
 ) -> tuple[BrokerConfig, list[str]]:
-    """The configuration with these dynamic values instead of those it has, and sentences on what of them
-    had to be left out. Never raises."""
+    """Return the configuration with these dynamic values instead of its own, and a message about each one
+    that is left out. Never raises."""
     complaints: list[str] = []
     layers = (
         _usable(default, "cluster-wide default", complaints, per_broker=False),
@@ -227,5 +227,5 @@ def _usable(
 
 
 def changed_keys(before: BrokerConfig, after: BrokerConfig) -> set[str]:
-    """The keys whose value differs."""
+    """Return the keys whose values differ."""
     return {name for name in BROKER_KEYS if before.value(name) != after.value(name)}

@@ -12,8 +12,8 @@ part deletes its rows.
 A REFUSED key may still have the values in `allowed`: they ask for what kafkad does anyway. The default is
 always allowed, and a key that is not given is neither warned about nor refused.
 
-`config/served.py` applies this table. Keys of the broker, of topics and of groups share it: where two have
-the same name they mean the same.
+`config/served.py` applies this table. Keys of the broker, of topics and of groups share it, because keys with
+the same name have the same meaning.
 """
 
 from enum import Enum

@@ -82,7 +82,7 @@ def is_alone(config: BrokerConfig) -> bool:
 
 
 def check_workers(config: BrokerConfig, workers: int | None, usable: int) -> int:
-    """Return how many workers a node has; `usable`: unless it is said. Raise ConfigError."""
+    """Return the number of workers of a node; `usable` is the default. Raise ConfigError."""
     if "broker" in config.process_roles:
         return usable if workers is None else workers
     if workers is not None and workers > 1:

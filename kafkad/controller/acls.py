@@ -1,8 +1,10 @@
-"""Changes of ACLs, planned as records. Some ACLs of a request may be created while others are refused. An ACL
-that exists already, or is repeated in the request, succeeds and writes nothing. A request that would write
-more than RECORDS_MAX records writes none. (AclApis, AclControlManager.)
+"""Changes of ACLs, planned as records.
 
-`Held` indexes the ACLs of an image by their contents, so a request for one ACL does not walk over all."""
+Some ACLs of a request may be created while others are refused. An ACL that exists already, or is repeated in
+the request, succeeds and writes nothing. A request that would write more than RECORDS_MAX records writes
+none. (AclApis, AclControlManager.)
+
+`Held` indexes the ACLs of an image by their contents, so a request for one ACL does not read all of them."""
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -14,9 +16,9 @@ from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.security.acls import ANYTHING, CLUSTER_NAME, Acl, Filter, Kind, Operation, Pattern, Permission
 
-RECORDS_MAX: Final = 10_000  # of one request; Kafka: MAX_RECORDS_PER_USER_OP
-LISTED_MAX: Final = 100_000  # of one answer: an ACL stands there for each filter that finds it
-A_STEP: Final = 50  # ACLs that are looked at
+RECORDS_MAX: Final = 10_000  # per request; Kafka: MAX_RECORDS_PER_USER_OP
+LISTED_MAX: Final = 100_000  # ACLs per answer, which lists an ACL once for each filter that finds it
+A_STEP: Final = 50  # ACLs per step
 
 TOO_MANY_NEW: Final = "Unable to perform excessively large batch operation."
 TOO_MANY_GONE: Final = f"Cannot remove more than {RECORDS_MAX} acls in a single delete operation."
@@ -26,15 +28,15 @@ Steps = Generator[None, None, Any]
 
 
 class Held:
-    """The ACLs of the newest image, and how many ids each has. `of` counts them anew unless the image is the
-    one that `follow` was told of last."""
+    """The ACLs of the newest image, with the number of ids of each. `of` counts them again unless the image
+    is the last one that `follow` got."""
 
     def __init__(self) -> None:
         self._counts: Counter[Acl] = Counter()
         self._acls: Mapping[bytes, Any] | None = None  # of the image that was counted
 
     def of(self, image: MetadataImage) -> Steps:
-        """Counter[Acl], in steps."""
+        """Return a Counter[Acl], in steps."""
         acls = image.acls
         if self._acls is not acls:
             self._acls, self._counts = None, Counter()
@@ -46,7 +48,7 @@ class Held:
         return self._counts
 
     def follow(self, before: MetadataImage, records: list[Any], image: MetadataImage) -> Steps:
-        """`records` led from the image `before` to `image`."""
+        """Follow a change: `records` led from the image `before` to `image`."""
         if self._acls is not before.acls:
             return
         self._acls = None
@@ -64,7 +66,7 @@ class Held:
 
 
 def plan_create(image: MetadataImage, held: Held, random: Any, request: Any) -> Steps:
-    """(records, CreateAclsResponse)."""
+    """Return (records, CreateAclsResponse)."""
     known = yield from held.of(image)
     records: dict[Acl, Any] = {}
     result = messages.CreateAclsResponse.Results
@@ -103,7 +105,7 @@ def plan_create(image: MetadataImage, held: Held, random: Any, request: Any) -> 
 
 
 def what_is_wrong(acl: Acl) -> str | None:
-    """Why an ACL cannot be made, in Kafka's words; None: it can."""
+    """Return Kafka's error message if an ACL cannot be created, otherwise None."""
     wrong = _wrong_name(acl.kind, acl.name)
     if wrong is not None:
         return wrong
@@ -150,7 +152,7 @@ def _record(acl: Acl, acl_id: bytes) -> Any:
 
 
 def filter_of(asked: Any) -> Filter:
-    """Of a DescribeAclsRequest, or of one filter of a DeleteAclsRequest."""
+    """Return the filter of a DescribeAclsRequest, or of one filter in a DeleteAclsRequest."""
     return Filter(
         asked.resource_type_filter,
         asked.resource_name_filter,
@@ -163,7 +165,7 @@ def filter_of(asked: Any) -> Filter:
 
 
 class _ByName:
-    """The ACLs of an image by the names in them: a request may have thousands of filters."""
+    """The ACLs of an image, by name: a request may have thousands of filters."""
 
     def __init__(self) -> None:
         self._acls: dict[str, list[tuple[bytes, Acl]]] = {}
@@ -178,7 +180,7 @@ class _ByName:
                 yield
 
     def candidates(self, wanted: Filter) -> Iterator[tuple[bytes, Acl]]:
-        """All that a filter can find, and others."""
+        """Return all ACLs that a filter may find; some may not match."""
         names: Iterable[str] = self._acls
         if wanted.name is not None:
             names = {wanted.name}
@@ -190,7 +192,7 @@ class _ByName:
 
 
 def plan_delete(image: MetadataImage, request: Any) -> Steps:
-    """(records, DeleteAclsResponse). Raises KafkaError(INVALID_REQUEST) if they are too many."""
+    """Return (records, DeleteAclsResponse). Raises KafkaError(INVALID_REQUEST) if they are too many."""
     records: dict[bytes, Any] = {}
     listed = 0
     results = []

@@ -36,7 +36,7 @@ NO_EPOCH = -1
 
 
 class Registration(NamedTuple):
-    """What a broker says of itself when it starts."""
+    """A broker's registration at its start."""
 
     broker_id: int
     incarnation_id: bytes
@@ -51,7 +51,7 @@ class Registration(NamedTuple):
 def plan_registration(
     image: MetadataImage, registration: Registration, epoch: int, unclean_elections: "UncleanElections"
 ) -> list[Any]:
-    """All records of one start. `epoch` is the offset that the first of them will have."""
+    """Return all records of a start. `epoch`: the offset of the first one."""
     before = image.brokers.get(registration.broker_id)
     level = image.metadata_version
     broker = BrokerRegistration(
@@ -100,7 +100,7 @@ def plan_registration(
 
 
 class UncleanElections:
-    """Which topics allow unclean.leader.election.enable, by their own configuration or the broker's."""
+    """Which topics allow unclean elections, by unclean.leader.election.enable of the topic or the broker."""
 
     def __init__(self, image: MetadataImage, default: bool) -> None:
         self._configs = image.configs
@@ -115,7 +115,7 @@ class UncleanElections:
 def plan_elections(
     image: MetadataImage, broker: BrokerRegistration, clean: bool, unclean: UncleanElections
 ) -> Iterator[Any]:
-    """Changes of partitions after `broker`, the only one that is up, has come back."""
+    """Return the changes of partitions after `broker`, the only live one, has come back."""
     us = broker.broker_id
     elr_enabled = image.elr_enabled
     for topic in image.topics.values():
@@ -146,7 +146,8 @@ def plan_elections(
 
 
 def _as_leader(record: Any, topic_id: bytes, index: int, state: Any, us: int, clean: bool) -> Iterator[Any]:
-    """The change, with what we as its leader would report next: that we have recovered, and a new epoch."""
+    """Return the change, with what we would report next as the leader: that we have recovered, and a new
+    epoch."""
     leads = us == (state.leader if record is None or record.leader == -2 else record.leader)
     if leads:
         if record is None:
@@ -163,8 +164,8 @@ def fencing(broker_id: int, epoch: int, change: int) -> Any:
 
 
 def supported_features(image: MetadataImage) -> dict[str, tuple[int, int]]:
-    """The ranges that are registered: what is served, and what is finalized in this log, since a JVM
-    controller takes no broker that cannot do a finalized level."""
+    """Return the ranges to register: the supported levels, and those finalized in this log, because a JVM
+    controller refuses a broker that does not support a finalized level."""
     return {
         feature.name: (feature.lowest, max(feature.served, image.features.get(feature.name, 0)))
         for feature in features.SUPPORTED
@@ -174,7 +175,8 @@ def supported_features(image: MetadataImage) -> dict[str, tuple[int, int]]:
 def plan_directories(
     image: MetadataImage, broker_id: int, placed: dict[tuple[bytes, int], bytes]
 ) -> list[Any]:
-    """Where the broker has put its replicas (KIP-858): `placed` by (topic id, partition index)."""
+    """Return the records for the broker's placement of replicas (KIP-858): `placed` by (topic id,
+    partition)."""
     records = []
     for (topic_id, index), directory in placed.items():
         topic = image.topics_by_id.get(topic_id)

@@ -22,7 +22,7 @@ from kafkad.protocol.errors import KafkaError
 # IncrementalAlterConfigs operations
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 
-KEYS_MAX: Final = 2_000  # of one resource: every worker looks through all keys of a broker at each change
+KEYS_MAX: Final = 2_000  # of one resource: every worker reads all keys of a broker at each change
 VALUE_SIZE_MAX: Final = 32767  # what a ConfigRecord's readers can take (Kafka: Short.MAX_VALUE)
 MIN_ISR: Final = "min.insync.replicas"
 
@@ -33,7 +33,7 @@ Plan = Generator[None, None, tuple[list[Any], Outcome]]
 
 
 def plan_incremental(image: MetadataImage, config: BrokerConfig, changes: Incremental) -> Plan:
-    """(records, the trouble with each resource or None)."""
+    """Return (records, the trouble with each resource or None)."""
     records: list[Any] = []
     outcome: Outcome = {}
     for resource, operations in changes.items():
@@ -59,7 +59,7 @@ def plan_incremental(image: MetadataImage, config: BrokerConfig, changes: Increm
 
 
 def plan_absolute(image: MetadataImage, config: BrokerConfig, wanted: Absolute) -> Plan:
-    """As AlterConfigs asks: what is not named goes back to its default."""
+    """Plan an AlterConfigs: keys that are not named get their defaults."""
     records: list[Any] = []
     outcome: Outcome = {}
     for resource, values in wanted.items():
@@ -78,7 +78,7 @@ def plan_absolute(image: MetadataImage, config: BrokerConfig, wanted: Absolute) 
 def _result(
     config: BrokerConfig, resource: Config, name: str, before: str | None, operation: int, value: str | None
 ) -> str | None:
-    """The value of a key after one operation. Raises KafkaError."""
+    """Return the value of a key after one operation. Raises KafkaError."""
     if operation == SET:
         return value
     if operation == DELETE:
@@ -106,7 +106,7 @@ _KEYS: Final[dict[int, Mapping[str, Any]]] = {TOPIC: TOPIC_KEYS, BROKER: BROKER_
 def _checked(
     image: MetadataImage, config: BrokerConfig, resource: Config, changes: Mapping[str, str | None]
 ) -> list[Any]:
-    """The records of these changes of one resource. Raises KafkaError."""
+    """Return the records of the changes of one resource. Raises KafkaError."""
     kind, name = resource
     before = image.configs.get(resource, {})
     after = {**before, **{key: value for key, value in changes.items() if value is not None}}

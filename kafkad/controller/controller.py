@@ -41,14 +41,14 @@ from kafkad.security.delegation import Principal
 
 logger = logging.getLogger(__name__)
 
-REFUSED_LOGGED = 10  # of the topics that one request wants to be created
+REFUSED_LOGGED = 10  # topics per request
 
 OnChange = Callable[[Delta, MetadataImage], None]
 Steps = Generator[None, None, Any]
 
 
 class Controller:
-    """`raft` is a raft.SingleVoter that leads; `random` gives uuids and placement (random.Random,
+    """`raft`: a raft.SingleVoter that leads. `random`: for uuids and placement (random.Random,
     SystemRandom)."""
 
     def __init__(self, raft: Any, clock: Any, random: Any, config: Any) -> None:
@@ -69,13 +69,13 @@ class Controller:
 
     @property
     def image(self) -> MetadataImage:
-        """What is committed."""
+        """The committed image."""
         image: MetadataImage = self._raft.image
         return image
 
     @property
     def head(self) -> MetadataImage:
-        """What is appended: the next change follows it."""
+        """The image with all appended changes: the next change follows it."""
         image: MetadataImage = self._raft.head
         return image
 
@@ -84,11 +84,12 @@ class Controller:
         self._subscribers.append(on_change)
 
     def update_config(self, config: Any) -> None:
-        """Defaults for what is created from now on."""
+        """Set the defaults for what is created from now on."""
         self.config = config
 
     def await_committed(self, offset: int, callback: Callable[[KafkaError | None], Any]) -> None:
-        """`callback(None)` when `image` has reached `offset`, or with the KafkaError that prevents it."""
+        """Call `callback(None)` when `image` has reached `offset`, or with the KafkaError that prevents
+        it."""
         self._raft.await_committed(offset, callback)
 
     def at_once(self, steps: Steps) -> Any:
@@ -108,7 +109,7 @@ class Controller:
     # -- brokers -------------------------------------------------------------------------------------------
 
     def register_broker(self, registration: Registration) -> Steps:
-        """Register and unfence the broker of this process, and let it lead; returns its new broker epoch."""
+        """Register and unfence the broker of this process, and let it lead. Return its new broker epoch."""
         epoch: int = self._raft.next_offset
         unclean = brokers.UncleanElections(self.head, bool(self.config.unclean_leader_election_enable))
         records = brokers.plan_registration(self.head, registration, epoch, unclean)
@@ -125,20 +126,19 @@ class Controller:
         return epoch
 
     def fence_broker(self) -> Steps:
-        """At a clean stop: nobody waits for our session to run out."""
+        """Fence the broker at a clean stop, instead of waiting for its session to end."""
         broker = self.head.brokers.get(self._raft.node_id)
         if broker is not None and not broker.fenced and broker.epoch == self.broker_epoch:
             yield from self._append([brokers.fencing(broker.broker_id, broker.epoch, brokers.FENCE)])
 
     def assign_directories(self, placed: dict[tuple[bytes, int], bytes]) -> Steps:
-        """The log directories of replicas, by (topic id, partition index), where the broker chose them
-        itself."""
+        """Record the log directories that the broker chose for replicas, by (topic id, partition)."""
         yield from self._append(brokers.plan_directories(self.head, self._raft.node_id, placed), atomic=False)
 
     # -- topics --------------------------------------------------------------------------------------------
 
     def create_topics(self, request: Any, context: Any = None) -> Steps:
-        """CreateTopicsResponse."""
+        """Return a CreateTopicsResponse."""
         cluster = topics.Cluster(self.config, self._random)
         quota, take = self._quota(context)
         records, response = yield from topics.plan_create(self.head, cluster, request, take)
@@ -147,7 +147,7 @@ class Controller:
         return response
 
     def delete_topics(self, request: Any, context: Any = None) -> Steps:
-        """DeleteTopicsResponse."""
+        """Return a DeleteTopicsResponse."""
         version = context.version if context is not None else messages.DeleteTopicsRequest.MAX_VERSION
         quota, take = self._quota(context)
         records, response = yield from topics.plan_delete(self.head, self.config, version, request, take)
@@ -156,7 +156,7 @@ class Controller:
         return response
 
     def create_partitions(self, request: Any, context: Any = None) -> Steps:
-        """CreatePartitionsResponse."""
+        """Return a CreatePartitionsResponse."""
         cluster = topics.Cluster(self.config, self._random)
         quota, take = self._quota(context)
         records, response = yield from topics.plan_grow(self.head, cluster, request, take)
@@ -173,13 +173,13 @@ class Controller:
         return response
 
     def _quota(self, context: Any) -> tuple[MutationQuota | None, Callable[[int], None]]:
-        """What a client's request is held against, and how it takes from that."""
+        """Return the quota of a client's request, and the function that takes from it."""
         quota = None if self.mutations is None else self.mutations.of(context)
         return quota, topics.unlimited if quota is None else quota.take
 
     def auto_create(self, names: Iterable[str]) -> Steps:
-        """Create topics that a client or a coordinator needs, as their kind wants it; the trouble by name, or
-        None: dict[str, KafkaError | None]."""
+        """Create topics that a client or a coordinator needs, each with the settings of its kind. Return
+        dict[str, KafkaError | None]: the error by name."""
         head = self.head
         wanted = []
         for name in names:
@@ -213,14 +213,14 @@ class Controller:
     # -- configs -------------------------------------------------------------------------------------------
 
     def incremental_alter_configs(self, changes: configs.Incremental, validate_only: bool = False) -> Steps:
-        """The trouble with each resource, or None: {(type, name): {key: (operation, value)}}."""
+        """Take {(type, name): {key: (operation, value)}}. Return the error of each resource, or None."""
         records, outcome = yield from configs.plan_incremental(self.head, self.config, changes)
         if not validate_only:
             yield from self._append(records)
         return outcome
 
     def alter_configs(self, wanted: configs.Absolute, validate_only: bool = False) -> Steps:
-        """The trouble with each resource, or None: {(type, name): {key: value}}."""
+        """Take {(type, name): {key: value}}. Return the error of each resource, or None."""
         records, outcome = yield from configs.plan_absolute(self.head, self.config, wanted)
         if not validate_only:
             yield from self._append(records)
@@ -229,29 +229,29 @@ class Controller:
     # -- users ---------------------------------------------------------------------------------------------
 
     def alter_user_scram_credentials(self, request: Any) -> Steps:
-        """AlterUserScramCredentialsResponse."""
+        """Return an AlterUserScramCredentialsResponse."""
         records, response = yield from scram.plan_alter(self.head, request)
         yield from self._append_or_refuse(records, response.results)
         return response
 
     def create_delegation_token(self, request: Any, principal: str, version: int) -> Steps:
-        """CreateDelegationTokenResponse."""
+        """Return a CreateDelegationTokenResponse."""
         now_ms, requester = self._clock.now_ms(), Principal.of(principal)
         plan = self._tokens.plan_create(self.head, self._random, now_ms, requester, request, version)
         return (yield from self._planned(plan))
 
     def renew_delegation_token(self, request: Any, principal: str) -> Steps:
-        """RenewDelegationTokenResponse."""
+        """Return a RenewDelegationTokenResponse."""
         now_ms, requester = self._clock.now_ms(), Principal.of(principal)
         return (yield from self._planned(self._tokens.plan_renew(self.head, now_ms, requester, request)))
 
     def expire_delegation_token(self, request: Any, principal: str) -> Steps:
-        """ExpireDelegationTokenResponse."""
+        """Return an ExpireDelegationTokenResponse."""
         now_ms, requester = self._clock.now_ms(), Principal.of(principal)
         return (yield from self._planned(self._tokens.plan_expire(self.head, now_ms, requester, request)))
 
     def remove_expired_tokens(self) -> Steps:
-        """How many."""
+        """Return how many were removed."""
         records = yield from self._tokens.plan_sweep(self.head, self._clock.now_ms())
         yield from self._append(records)
         for record in records:
@@ -264,21 +264,21 @@ class Controller:
         return response
 
     def alter_client_quotas(self, request: Any) -> Steps:
-        """AlterClientQuotasResponse. Raises KafkaError(POLICY_VIOLATION)."""
+        """Return an AlterClientQuotasResponse. Raises KafkaError(POLICY_VIOLATION)."""
         records, response = yield from quotas.plan_alter(self.head, request)
         if not request.validate_only:
             yield from self._append_or_refuse(records, response.entries)
         return response
 
     def create_acls(self, request: Any) -> Steps:
-        """CreateAclsResponse."""
+        """Return a CreateAclsResponse."""
         before = self.head
         records, response = yield from acls.plan_create(before, self._held_acls, self._random, request)
         yield from self._append_acls(before, records, response.results)
         return response
 
     def delete_acls(self, request: Any) -> Steps:
-        """DeleteAclsResponse. Raises KafkaError(INVALID_REQUEST)."""
+        """Return a DeleteAclsResponse. Raises KafkaError(INVALID_REQUEST)."""
         before = self.head
         records, response = yield from acls.plan_delete(before, request)
         yield from self._append_acls(before, records, response.filter_results)
@@ -292,7 +292,7 @@ class Controller:
     # -- producer ids --------------------------------------------------------------------------------------
 
     def allocate_producer_ids(self) -> Steps:
-        """(first, count) of a block that nobody else gets. Raises KafkaError."""
+        """Return (first, count) of a block of unused ids. Raises KafkaError."""
         record, first = producer_ids.plan_block(self.head, self._raft.node_id, self.broker_epoch)
         yield from self._append([record])
         return first, producer_ids.BLOCK_SIZE
@@ -300,13 +300,13 @@ class Controller:
     # -- committing ----------------------------------------------------------------------------------------
 
     def _append(self, records: Sequence[Any], *, atomic: bool = True) -> Steps:
-        """Raises KafkaError(KAFKA_STORAGE_ERROR); then nothing is changed."""
+        """Append records. Raises KafkaError(KAFKA_STORAGE_ERROR); then nothing has changed."""
         assert not self._publishing, "a subscriber changes metadata"
         if records:
             yield from self._raft.append_steps(records, atomic=atomic)
 
     def _append_or_refuse(self, records: Sequence[Any], results: Iterable[Any]) -> Steps:
-        """Append; where that fails, it is the answer of every result that would have succeeded."""
+        """Append records. If that fails, put the error into every result that would have succeeded."""
         try:
             yield from self._append(records)
         except KafkaError as trouble:
@@ -324,7 +324,7 @@ class Controller:
 
 
 def refuse(results: Iterable[Any], trouble: KafkaError) -> None:
-    """Let every result that would have succeeded say what failed instead."""
+    """Put an error into every result that would have succeeded."""
     for result in results:
         if result.error_code == errors.NONE:
             result.error_code, result.error_message = trouble.code, trouble.message

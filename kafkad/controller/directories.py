@@ -25,7 +25,7 @@ Plan = Generator[None, None, tuple[list[Any], Any]]
 
 
 def plan_assign(image: MetadataImage, settings: TopicSettings, request: Any) -> Plan:
-    """(records, AssignReplicasToDirsResponse). Raises KafkaError."""
+    """Return (records, AssignReplicasToDirsResponse). Raises KafkaError."""
     if image.metadata_version < features.DIRECTORY_ASSIGNMENT:
         raise KafkaError(errors.UNSUPPORTED_VERSION, "Directory assignment is not supported yet.")
     broker = check_epoch(image, request.broker_id, request.broker_epoch)

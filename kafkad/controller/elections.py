@@ -44,7 +44,7 @@ _NO_DIRECTORIES: Final[Mapping[int, bytes]] = {}
 
 
 class Assignment(NamedTuple):
-    """What a reassignment wants: `replicas` include those that are `removing`."""
+    """The replicas of a partition in a reassignment: `replicas` include those that are `removing`."""
 
     replicas: Replicas
     adding: Replicas
@@ -69,10 +69,10 @@ def change_of(
     default_directory: Callable[[int], bytes] | None = None,
     level: int = features.BY_NAME[features.METADATA_VERSION].highest,
 ) -> Any | None:
-    """The PartitionChangeRecord that takes the partition to `target_isr`, with an election if one is due.
+    """Return the PartitionChangeRecord that gives the partition `target_isr`, with an election if one is due.
 
     `preferred`: elect the first replica, never uncleanly. `recovery_state`: as the leader reports it.
-    `directories`: where these replicas were put. `default_directory`: where a replica that is new goes.
+    `directories`: of these replicas. `default_directory`: the directory of a new replica.
     `level`: the finalized metadata.version."""
     record = messages.PartitionChangeRecord(partition_id=index, topic_id=topic_id)
     wanted = assignment or Assignment(state.replicas, state.adding_replicas, state.removing_replicas)
@@ -117,9 +117,9 @@ def change_of(
 
 
 def _completed(isr: Replicas, wanted: Assignment) -> tuple[Replicas, Assignment]:
-    """ISR and replicas after the reassignment, if it can be completed (Kafka:
-    PartitionReassignmentReplicas.maybeCompleteReassignment): all adding replicas are in sync, and where there
-    will be fewer replicas, all that stay are."""
+    """Return ISR and replicas after the reassignment, if it can be completed: all adding replicas are in
+    sync, and if the number of replicas shrinks, all remaining ones are (Kafka:
+    PartitionReassignmentReplicas.maybeCompleteReassignment)."""
     replicas, adding, removing = wanted
     if not adding and not removing:
         return isr, wanted
@@ -154,7 +154,7 @@ def _elect(
     unclean_allowed: bool,
     preferred: bool,
 ) -> tuple[int, bool]:
-    """(leader, was it unclean?)"""
+    """Return (leader, whether the election is unclean)."""
 
     def valid(replica: int) -> bool:
         return (replica in isr or (not isr and replica in elr)) and acceptable(replica)
@@ -189,7 +189,7 @@ def _assign(
     default_directory: Callable[[int], bytes] | None,
     level: int,
 ) -> None:
-    """Replicas, and the directories they are in."""
+    """Return the replicas, and their directories."""
     if wanted.replicas == state.replicas and not placed:
         directories = state.directories
     else:
@@ -209,8 +209,8 @@ def _assign(
 
 
 def default_directory(image: MetadataImage, broker_id: int) -> bytes:
-    """Where a new replica goes: known if the broker has one directory; else the broker chooses, and reports
-    (Kafka: ClusterControlManager.defaultDir)."""
+    """Return the directory of a new replica. It is known if the broker has one directory; otherwise the
+    broker chooses and reports it (Kafka: ClusterControlManager.defaultDir)."""
     broker = image.brokers.get(broker_id)
     if broker is None:
         return DIRECTORY_UNASSIGNED
@@ -222,9 +222,9 @@ def default_directory(image: MetadataImage, broker_id: int) -> bytes:
 def acceptable_leader(
     image: MetadataImage, state: PartitionState, *, remove: Collection[int] = (), add: int = -1
 ) -> Acceptable:
-    """Who may lead this partition: active, and with the directory of its replica online (Kafka:
-    LeaderAcceptor). `add` counts as active though the image has it fenced still, `remove` never does: the
-    brokers as they will be after the records that are being planned."""
+    """Return which brokers may lead a partition: active ones whose directory for the replica is online
+    (Kafka: LeaderAcceptor). `add` counts as active although the image has it fenced; `remove` does not: the
+    planned records will change them."""
 
     def acceptable(replica: int) -> bool:
         broker = image.brokers.get(replica)

@@ -1,8 +1,9 @@
-"""UpdateFeatures: the levels that the cluster has finalized (KIP-584, KIP-778). All of a request, or nothing.
+"""UpdateFeatures: changes the finalized levels of the cluster (KIP-584, KIP-778). A request is applied as a
+whole.
 
-A level must be one that this controller, every broker and every other controller can do. Two features keep
-their levels for now: kraft.version needs the voters' own records (KIP-853), eligible.leader.replicas.version
-needs min.insync.replicas of all brokers in one place (KIP-966).
+This controller, every broker and every other controller must support the new level. Two features cannot be
+changed yet: kraft.version needs records of the voters (KIP-853), and eligible.leader.replicas.version needs a
+cluster-wide min.insync.replicas (KIP-966).
 
 Kafka: FeatureControlManager."""
 
@@ -19,15 +20,15 @@ Plan = Generator[None, None, tuple[list[Any], Any]]
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 WITH_RESULTS: Final = 1  # the last version that answers by feature
 WITH_UPGRADE_TYPE: Final = 1  # the first version that says more than "allow downgrade"
-# Levels of metadata.version that changed what is written: below them something would be lost. A downgrade may
-# cross the others (Kafka: MetadataVersion.didMetadataChange).
+# Levels of metadata.version that changed the records. A downgrade below one of them would lose data; it may
+# cross the other levels (Kafka: MetadataVersion.didMetadataChange).
 CHANGED: Final = frozenset((8, 11, 13, 14, 15, 17, 23, 30))
 
 
 def plan_update(
     image: MetadataImage, controller_id: int, voters: Iterable[int], version: int, request: Any
 ) -> Plan:
-    """(records, UpdateFeaturesResponse)"""
+    """Return (records, UpdateFeaturesResponse)"""
     cls = messages.UpdateFeaturesResponse
     records: list[Any] = []
     for update in request.feature_updates:

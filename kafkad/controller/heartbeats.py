@@ -6,8 +6,8 @@
     offsets    how far each broker has read the metadata: a controlled shutdown ends when every active broker
                knows the leaders that were moved
 
-All of it is in memory, and begins again with each active controller: then every broker that is not fenced has
-a fresh session, so a broker that dies together with the controller is fenced a session and a failover later.
+Everything is in memory, and each active controller begins anew: every broker that is not fenced gets a new
+session. So a broker that dies together with the controller is fenced one session after the failover.
 
 Time is an argument, monotonic ms. (Kafka: BrokerHeartbeatManager, BrokerHeartbeatTracker.)"""
 
@@ -23,7 +23,7 @@ BrokerKey = tuple[int, int]  # id and epoch
 
 
 class BrokerState(Enum):
-    """What a heartbeat makes of its broker."""
+    """The state of a broker after a heartbeat."""
 
     FENCED = "fenced"
     UNFENCED = "unfenced"
@@ -37,7 +37,8 @@ class BrokerState(Enum):
 
 @dataclass(slots=True)
 class Tracked:
-    """One broker. `shutdown_offset`: the metadata that moves its leaders away; UNKNOWN if it stays."""
+    """One broker. `shutdown_offset`: of the metadata that moves its leaders away; UNKNOWN if it is not
+    shutting down."""
 
     fenced: bool
     metadata_offset: int = UNKNOWN
@@ -54,13 +55,13 @@ class Tracked:
 
 
 class Heartbeats:
-    """Of the active controller, from the image it began with."""
+    """The brokers' heartbeats at the active controller, starting from an image."""
 
     def __init__(self, image: MetadataImage, session_ms: int, now_ms: int) -> None:
         self._session_ms = session_ms
         self._contacts: dict[BrokerKey, int] = {}  # in the order of their last contact
-        # Where the record of a registration stands in the log is not in the image. A fenced broker has to
-        # reach what was there at the beginning: no less.
+        # The image does not have the offset of a registration. So a fenced broker must reach the end of the
+        # metadata at the beginning of the term.
         self.brokers = {
             each.broker_id: Tracked(each.fenced, registered_offset=image.offset)
             for each in image.brokers.values()
@@ -72,7 +73,7 @@ class Heartbeats:
     # -- sessions ------------------------------------------------------------------------------------------
 
     def contact(self, broker: BrokerKey, now_ms: int) -> None:
-        """It has sent a heartbeat, be its epoch right or not."""
+        """Note a heartbeat of a broker, even if its epoch is wrong."""
         self._contacts.pop(broker, None)
         self._contacts[broker] = now_ms
 
@@ -81,7 +82,7 @@ class Heartbeats:
         return at is not None and now_ms - at <= self._session_ms
 
     def expired(self, now_ms: int) -> BrokerKey | None:
-        """The broker, with its epoch, whose session ended first, or None. It is forgotten by this."""
+        """Return, and forget, the broker whose session ended first, with its epoch; or None."""
         for broker, at in self._contacts.items():
             if now_ms - at <= self._session_ms:
                 return None
@@ -90,12 +91,12 @@ class Heartbeats:
         return None
 
     def end_session(self, broker: BrokerKey) -> None:
-        """It is known to be dead, or has been told to stop: another incarnation may register. (Kafka waits
-        for the end of the session of one that has stopped.)"""
+        """End the session of a broker that is dead or has been let go, so that another incarnation may
+        register."""
         self._contacts.pop(broker, None)
 
     def next_expiry_ms(self, now_ms: int) -> int | None:
-        """In how many ms a session may end; None without sessions."""
+        """Return in how many ms the next session may end; None without sessions."""
         for at in self._contacts.values():
             return max(at + self._session_ms + 1 - now_ms, 0)
         return None
@@ -103,13 +104,13 @@ class Heartbeats:
     # -- brokers -------------------------------------------------------------------------------------------
 
     def registered(self, broker_id: int, *, fenced: bool, offset: int) -> None:
-        """Its RegisterBroker record is at `offset`. What it said before is forgotten, also where the same
+        """Note the offset of a broker's RegisterBroker record, and forget its earlier state, even if the same
         incarnation has registered again."""
         self.brokers[broker_id] = Tracked(fenced, registered_offset=offset)
 
     def touch(self, broker_id: int, *, fenced: bool, metadata_offset: int) -> None:
-        """What a heartbeat says, and what became of it. A broker that is fenced leaves its controlled
-        shutdown: the next heartbeat lets it go."""
+        """Note the content and the outcome of a heartbeat. A fenced broker leaves its controlled shutdown:
+        its next heartbeat lets it stop."""
         tracked = self.brokers[broker_id]
         tracked.fenced, tracked.metadata_offset = fenced, metadata_offset
         if fenced:
@@ -124,7 +125,8 @@ class Heartbeats:
         self.brokers.pop(broker_id, None)
 
     def leaves_at(self, broker_id: int, offset: int) -> None:
-        """It is in controlled shutdown, and `offset` is the metadata that says so. The first time counts."""
+        """Note that a broker is in controlled shutdown since the metadata offset. Only the first call
+        counts."""
         tracked = self.brokers[broker_id]
         assert not tracked.fenced, "a fenced broker has nothing to shut down"
         if not tracked.is_leaving:
@@ -132,7 +134,7 @@ class Heartbeats:
 
     @property
     def lowest_active_offset(self) -> int | None:
-        """What every active broker knows; None if there is no active broker."""
+        """Return the offset that every active broker has reached; None without active brokers."""
         return min((each.metadata_offset for each in self.brokers.values() if each.is_active), default=None)
 
     def state(self, broker_id: int) -> BrokerState:

@@ -30,7 +30,7 @@ UNCHECKED = -1  # a broker epoch that the leader does not know
 
 
 def plan_alter_partition(image: MetadataImage, settings: TopicSettings, version: int, request: Any) -> Plan:
-    """(records, AlterPartitionResponse). Raises KafkaError(STALE_BROKER_EPOCH)."""
+    """Return (records, AlterPartitionResponse). Raises KafkaError(STALE_BROKER_EPOCH)."""
     check_epoch(image, request.broker_id, request.broker_epoch)
     response = messages.AlterPartitionResponse()
     records: list[Any] = []
@@ -112,7 +112,7 @@ def _refusal(
     members: list[tuple[int, int]],
     proposal: Any,
 ) -> int:
-    """An error code, or NONE."""
+    """Return an error code, or NONE."""
     if state is None:
         return errors.UNKNOWN_TOPIC_OR_PARTITION
     if proposal.leader_epoch > state.leader_epoch or proposal.partition_epoch > state.partition_epoch:

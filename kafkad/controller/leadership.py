@@ -31,8 +31,8 @@ STEP: Final = 200  # partitions between two steps of a plan
 
 
 class TopicSettings:
-    """The two configurations of topics that elections depend on: the topic's own, else the dynamic one of the
-    controller's node or of all nodes, else the static one."""
+    """The two topic configurations that elections depend on. Each is the topic's own, or else the dynamic one
+    of the controller's node or of all nodes, or else the static one."""
 
     def __init__(self, image: MetadataImage, config: Any) -> None:
         self._configs = image.configs
@@ -50,7 +50,7 @@ class TopicSettings:
         return next((layer[key] for layer in self._layers if key in layer), None)
 
     def min_insync_replicas(self, topic: Topic) -> int:
-        """No more than the topic has replicas (Kafka: getTopicEffectiveMinIsr)."""
+        """Return the value, at most the number of replicas (Kafka: getTopicEffectiveMinIsr)."""
         value = self._value(topic.name, "min.insync.replicas")
         wanted = self._min_insync if value is None else int(value)
         first = topic.partitions.get(0)
@@ -62,8 +62,8 @@ class TopicSettings:
 
 
 class Indexes:
-    """Of one image, the head; `follow` takes them to the next. The values are dicts for their order: a plan
-    names partitions in the order in which they came."""
+    """Indexes of the head image; `follow` updates them. The values are dicts, which keep the order: plans
+    name partitions in the order of their arrival."""
 
     def __init__(self, image: MetadataImage) -> None:
         self.in_isr: dict[int, dict[PartitionKey, None]] = {}
@@ -83,7 +83,7 @@ class Indexes:
         return bool(self.led.get(broker_id))
 
     def follow(self, before: MetadataImage, records: Iterable[Any], after: MetadataImage) -> None:
-        """From `before` to `after`, which are `records` apart."""
+        """Follow a change: `records` led from `before` to `after`."""
         changed: dict[PartitionKey, None] = {}
         for record in records:
             kind = type(record)
@@ -146,7 +146,7 @@ class Indexes:
             _mark(self.reassigning, key, add)
 
     def __eq__(self, other: object) -> bool:
-        """As sets: the order is that of history."""
+        """Compare as sets: the order depends on history."""
         return isinstance(other, Indexes) and _sets(self) == _sets(other)
 
     __hash__ = None  # type: ignore[assignment]
@@ -202,10 +202,10 @@ def leader_changes(
     add: int = NOBODY,
     unclean_shutdown: int = NOBODY,
 ) -> Iterator[Any | None]:
-    """What becomes of these partitions: a PartitionChangeRecord, or None between two steps.
+    """Yield the PartitionChangeRecords of these partitions, and None between steps.
 
-    `remove` leaves their ISRs. `add` may lead though it is still fenced in `image`. `unclean_shutdown` leaves
-    ISR and ELR: it may have lost what it had (Kafka: generateLeaderAndIsrUpdates)."""
+    `remove` leaves their ISRs. `add` may lead although it is fenced in `image`. `unclean_shutdown` leaves ISR
+    and ELR, because it may have lost records (Kafka: generateLeaderAndIsrUpdates)."""
     gone = {remove, unclean_shutdown} - {NOBODY}
     for number, (topic_id, index) in enumerate(partitions, 1):
         topic = image.topics_by_id[topic_id]
@@ -230,7 +230,7 @@ def leader_changes(
 
 
 def plan_elect_leaders(image: MetadataImage, settings: TopicSettings, version: int, request: Any) -> Plan:
-    """(records, ElectLeadersResponse)"""
+    """Return (records, ElectLeadersResponse)"""
     cls = messages.ElectLeadersResponse
     kind = request.election_type if version >= 1 else PREFERRED
     if kind not in (PREFERRED, UNCLEAN):
@@ -268,7 +268,7 @@ def plan_elect_leaders(image: MetadataImage, settings: TopicSettings, version: i
 def _elect(
     image: MetadataImage, settings: TopicSettings, name: str, index: int, kind: int
 ) -> tuple[Any | None, int, str | None]:
-    """(record, error code, error message)"""
+    """Return (record, error code, error message)"""
     topic = image.topics.get(name)
     if topic is None:
         return None, errors.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {name}"
@@ -287,13 +287,14 @@ def _elect(
 
 
 def plan_preferred(image: MetadataImage, settings: TopicSettings, indexes: Indexes) -> Plan:
-    """(records, whether there may be more): imbalanced partitions whose preferred replica can lead again."""
+    """Return (records, whether there may be more): imbalanced partitions whose preferred replica can lead
+    again."""
     return (yield from _some(image, settings, list(indexes.imbalanced), preferred=True))
 
 
 def plan_unclean(image: MetadataImage, settings: TopicSettings, indexes: Indexes) -> Plan:
-    """(records, whether there may be more): of the partitions without a leader those whose topic allows
-    unclean.leader.election.enable."""
+    """Return (records, whether there may be more): of the partitions without a leader those whose topic
+    allows unclean.leader.election.enable."""
     allowed = [key for key in indexes.leaderless if _allows(image, settings, key)]
     return (yield from _some(image, settings, allowed, unclean_allowed=True))
 

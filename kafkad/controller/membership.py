@@ -1,7 +1,7 @@
 """Membership: brokers register, are unfenced and fenced, shut down in order, and are unregistered.
 
-    plan_register      BrokerRegistration: what the incarnation before may have lost, then its record, last: a
-                       plan that is cut off between batches is made again, since the broker registers again
+    plan_register      BrokerRegistration: changes for what the previous incarnation may have lost; then its
+                       record, last. If the plan is cut off between batches, the broker registers again
     plan_heartbeat     BrokerHeartbeat: fenced, unfenced, controlled shutdown, directories offline or cordoned
     plan_fence         a broker whose session has ended
     plan_unregister    UnregisterBroker
@@ -12,7 +12,7 @@
     unfenced           UNFENCE, then leaders for partitions without one. It enters no ISR: leaders propose it
     controlled         IN_CONTROLLED_SHUTDOWN, then it leaves its ISRs, and others lead
 
-The heartbeats are brought up to date by the caller, after the records are appended.
+The caller updates the heartbeats after it has appended the records.
 
 Kafka: ClusterControlManager, ReplicationControlManager. A plan is a generator of steps."""
 
@@ -38,13 +38,13 @@ from kafkad.protocol.errors import KafkaError
 
 UNFENCE, FENCE = -1, 1
 IN_CONTROLLED_SHUTDOWN = 1
-CLEAN_STOPS_TOLD = 3  # version of BrokerRegistration with the epoch of a clean stop
+CLEAN_STOPS_TOLD = 3  # first version of BrokerRegistration with the epoch of a clean stop
 RESERVED = {DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED, DIRECTORY_LOST}
 ZK_BROKERS = "Controller does not support registering ZK brokers."
 
 
 class Head(NamedTuple):
-    """What plans look at."""
+    """The state that plans read."""
 
     image: MetadataImage
     settings: TopicSettings
@@ -66,7 +66,7 @@ class Beaten(NamedTuple):
 
 
 def check_epoch(image: MetadataImage, broker_id: int, epoch: int) -> BrokerRegistration:
-    """The broker. Raises KafkaError(STALE_BROKER_EPOCH)."""
+    """Return the broker. Raises KafkaError(STALE_BROKER_EPOCH)."""
     broker = image.brokers.get(broker_id)
     if broker is None:
         raise KafkaError(errors.STALE_BROKER_EPOCH, f"No broker registration found for broker id {broker_id}")
@@ -84,8 +84,8 @@ def check_epoch(image: MetadataImage, broker_id: int, epoch: int) -> BrokerRegis
 def plan_register(
     head: Head, cluster_id: str, version: int, request: Any, epoch: int
 ) -> Generator[None, None, Registered]:
-    """`epoch`: the offset that the first record will have; the broker's, if it is another incarnation. Raises
-    KafkaError."""
+    """Plan a registration. `epoch`: the offset of the first record; it becomes the broker's epoch if this is
+    another incarnation. Raises KafkaError."""
     image = head.image
     if request.cluster_id != cluster_id:
         raise KafkaError(
@@ -109,7 +109,7 @@ def plan_register(
         _check_directories(head.indexes, request.broker_id, request.log_dirs)
     _check_features(image, request.features)
     records: list[Any] = []
-    if is_new:  # also where the broker was unregistered: the ELR may know it still
+    if is_new:  # also if the broker was unregistered: the ELR may still have it
         clean = (
             before is not None
             and version >= CLEAN_STOPS_TOLD
@@ -153,7 +153,8 @@ def _check_directories(indexes: Indexes, broker_id: int, directories: list[bytes
 
 
 def _check_features(image: MetadataImage, offered: list[Any]) -> None:
-    """The broker can do every finalized level; what it does not name it can do at level 0 alone."""
+    """Check that the broker supports every finalized level. It supports only level 0 of features that it does
+    not name."""
     ranges = {each.name: (each.min_supported_version, each.max_supported_version) for each in offered}
     finalized = {**image.features, features.KRAFT_VERSION: image.kraft_version}
     for name in [*ranges, *finalized]:
@@ -172,8 +173,8 @@ def _check_features(image: MetadataImage, offered: list[Any]) -> None:
 
 
 def _after_stop(head: Head, broker_id: int, clean: bool, records: list[Any]) -> Generator[None, None, None]:
-    """A broker that stopped uncleanly may have lost what it had: under ELR it leaves ISR and ELR. Without
-    ELR, and after a clean stop, it is as if it was fenced."""
+    """A broker that stopped uncleanly may have lost records: with ELR enabled it leaves ISR and ELR. Without
+    ELR, and after a clean stop, it is handled like a fenced broker."""
     image, settings, indexes = head.image, head.settings, head.indexes
     in_isr = list(indexes.in_isr.get(broker_id, ()))
     if image.elr_enabled and not clean:
@@ -244,7 +245,7 @@ def plan_heartbeat(head: Head, request: Any) -> Generator[None, None, Beaten]:
 
 
 def plan_fence(head: Head, broker_id: int) -> Generator[None, None, list[Any]]:
-    """The records that fence a broker; none if it is fenced and in no ISR."""
+    """Return the records that fence a broker; none if it is fenced and in no ISR."""
     records: list[Any] = []
     if not head.image.brokers[broker_id].fenced or head.indexes.in_isr.get(broker_id):
         yield from _fenced(head, broker_id, records)
@@ -277,8 +278,8 @@ def _fenced(head: Head, broker_id: int, records: list[Any]) -> Generator[None, N
 
 
 def _without(head: Head, broker: BrokerRegistration, offline: list[bytes]) -> Head:
-    """The head as elections have to see it: a broker that is unfenced by a heartbeat leads nothing in a
-    directory that the same heartbeat says has failed."""
+    """Return the head for elections: a broker that a heartbeat unfences leads nothing in a directory that the
+    same heartbeat reports as failed."""
     rest = tuple(directory for directory in broker.directories if directory not in offline)
     if rest == broker.directories:
         return head
@@ -290,13 +291,14 @@ def _without(head: Head, broker: BrokerRegistration, offline: list[bytes]) -> He
 def _offline(
     head: Head, broker: BrokerRegistration, told: list[bytes], records: list[Any]
 ) -> Generator[None, None, None]:
-    """Directories that have failed: what is in them is led elsewhere, then the list of the rest."""
+    """Plan for failed directories: other leaders for their partitions, then the list of the remaining
+    ones."""
     newly = [directory for directory in broker.directories if directory in told]
     if not newly:
         return
     decided = {(r.topic_id, r.partition_id) for r in records if type(r) is messages.PartitionChangeRecord}
     for directory in newly:
-        # a partition that this heartbeat has changed already was decided without the directory
+        # the decision about a partition that this heartbeat has changed already did not count the directory
         partitions = [key for key in head.indexes.in_directory.get(directory, ()) if key not in decided]
         changes = leader_changes(head.image, head.settings, partitions, remove=broker.broker_id)
         yield from stepped(changes, records)

@@ -1,10 +1,10 @@
-"""controller_mutation_rate: how many partitions per second a client may have created and deleted (KIP-599).
+"""controller_mutation_rate: how many partitions per second a client may create and delete (KIP-599).
 
-Each user or client id has a bucket of tokens (kafkad/quota.py), which is refilled at the rate of the quota,
-up to the tokens of `controller.quota.window.num` windows. A change may take more tokens than there are; then
-later ones are refused until the debt is paid. From CreateTopics v6, DeleteTopics v5 and CreatePartitions v3
-on, a topic is refused while there is a debt (THROTTLING_QUOTA_EXCEEDED); clients of older versions only get a
-pause. (ControllerMutationQuotaManager, TokenBucket.)
+Each user or client id has a bucket of tokens (kafkad/quota.py). It is refilled at the rate of the quota, up
+to the tokens of `controller.quota.window.num` windows. A change may take more tokens than there are; then
+later changes are refused until the debt is paid. From CreateTopics v6, DeleteTopics v5 and CreatePartitions
+v3 on, a topic is refused while there is a debt (THROTTLING_QUOTA_EXCEEDED); clients of older versions only
+get a pause. (ControllerMutationQuotaManager, TokenBucket.)
 
 All changes pass the controller, so it has the buckets. At most BUCKETS_MAX are kept: a full one equals none,
 and beyond that the clients share one."""
@@ -41,12 +41,12 @@ class Bucket:
         self.now_ms = now_ms
 
     def debt_ms(self) -> int:
-        """How long it takes to pay the debt."""
+        """Return how long it takes to pay the debt."""
         return round(-self.tokens / self.rate * 1000) if self.tokens < 0 else 0
 
 
 class MutationQuotas:
-    """`resolve` and `clock` as Worker has them; `full_s`: how many seconds' worth a bucket holds."""
+    """`resolve` and `clock`: from Worker. `full_s`: a bucket holds the tokens of this many seconds."""
 
     def __init__(self, resolve: Resolve, clock: Any, full_s: float) -> None:
         self._resolve = resolve
@@ -55,7 +55,7 @@ class MutationQuotas:
         self._buckets: dict[int, Bucket] = {}
 
     def of(self, context: Any) -> "MutationQuota | None":
-        """The quota that a request (RequestContext) is held against; None: it has none."""
+        """Return the quota of a request (RequestContext), or None."""
         if context is None or context.principal == "":  # what the broker asks for itself
             return None
         found = self._resolve(Kind.MUTATION, context.principal, context.client_id or "")
@@ -65,7 +65,7 @@ class MutationQuotas:
         return MutationQuota(self, *found, strict=strict)
 
     def bucket(self, key: int, rate: float) -> Bucket:
-        """Refilled by now."""
+        """Return the bucket, refilled up to now."""
         now_ms = self._clock.monotonic_ms()
         burst = rate * self._full_s
         if key not in self._buckets and len(self._buckets) >= BUCKETS_MAX:
@@ -88,7 +88,7 @@ class MutationQuotas:
 
 
 class MutationQuota:
-    """One request's."""
+    """The quota of one request."""
 
     def __init__(self, quotas: MutationQuotas, key: int, rate: float, *, strict: bool) -> None:
         self._quotas = quotas
@@ -99,7 +99,8 @@ class MutationQuota:
         self._paused_ms = 0  # when that was
 
     def take(self, partitions: int) -> None:
-        """Before `partitions` are created or deleted. Raises KafkaError(THROTTLING_QUOTA_EXCEEDED)."""
+        """Take tokens before `partitions` are created or deleted. Raises
+        KafkaError(THROTTLING_QUOTA_EXCEEDED)."""
         bucket = self._quotas.bucket(self._key, self._rate)
         if self._strict and bucket.tokens < 0:
             self._pause(bucket)
@@ -113,5 +114,5 @@ class MutationQuota:
         self._paused_ms = self._quotas.now_ms()
 
     def throttle_ms(self) -> int:
-        """For how long the client must pause from now on."""
+        """Return for how long the client must pause from now on."""
         return min(max(0, self._pause_ms - (self._quotas.now_ms() - self._paused_ms)), 2**31 - 1)

@@ -1,15 +1,15 @@
 """The controller of a cluster with several brokers, on a log that a quorum commits.
 
-Beside what every Controller does (topics, configurations, users, ACLs), it keeps the members: registration,
-heartbeats, ISRs, elections. It is active in the terms of its QuorumLog; as a standby every request raises
-NOT_CONTROLLER, and nothing is kept but the committed image.
+In addition to a Controller (topics, configurations, users, ACLs), it manages the members: registration,
+heartbeats, ISRs, elections. It is active during the terms of its QuorumLog. As a standby, it raises
+NOT_CONTROLLER for every request, and keeps only the committed image.
 
-    begins     indexes are built from the head, and every broker that is not fenced has a fresh session
-    appends    indexes follow the records
-    ends       indexes and heartbeats are dropped, with the head
+    a term begins    indexes are built from the head, and every broker that is not fenced gets a new session
+    records          indexes follow them
+    it ends          indexes and heartbeats are dropped, with the head
 
-    by the clock    fence_stale, balance, elect_uncleanly, no_op: server/controller_node runs them
-    by signs        fence_dead: server/early_fencing
+    periodic tasks   fence_stale, balance, elect_uncleanly, no_op: server/controller_node runs them
+    early fencing    fence_dead: server/early_fencing
 
 Kafka: QuorumController. Requests are generators, one after the other, as in Controller."""
 
@@ -40,7 +40,7 @@ UNCLEAN_KEY: Final = "unclean.leader.election.enable"
 
 
 class QuorumController(Controller):
-    """`raft` is a QuorumLog, and tells when we are active."""
+    """`raft`: a QuorumLog, which reports when terms begin and end."""
 
     def __init__(self, raft: QuorumLog, clock: Any, random: Any, config: Any, cluster_id: str) -> None:
         super().__init__(raft, clock, random, config)
@@ -67,7 +67,7 @@ class QuorumController(Controller):
         self._indexes = self._heartbeats = None
 
     def in_term(self, steps: Steps) -> Steps:
-        """`steps`, that end with NOT_CONTROLLER when the term does."""
+        """Run `steps`; if the term ends, raise NOT_CONTROLLER."""
         term = self._raft.term
         while True:
             if self._raft.term is None or self._raft.term != term:
@@ -80,7 +80,7 @@ class QuorumController(Controller):
             yield
 
     def _look(self) -> Head:
-        """Raises KafkaError(NOT_CONTROLLER)."""
+        """Raise KafkaError(NOT_CONTROLLER) unless we are active."""
         if self._indexes is None or self._heartbeats is None:
             raise not_controller()
         image = self.head
@@ -90,7 +90,7 @@ class QuorumController(Controller):
     # -- members -------------------------------------------------------------------------------------------
 
     def broker_registration(self, request: Any, version: int) -> Steps:
-        """BrokerRegistrationResponse. Raises KafkaError."""
+        """Return a BrokerRegistrationResponse. Raises KafkaError."""
         head = self._look()
         epoch = self._raft.next_offset
         plan = yield from membership.plan_register(head, self.cluster_id, version, request, epoch)
@@ -105,13 +105,14 @@ class QuorumController(Controller):
         return messages.BrokerRegistrationResponse(broker_epoch=plan.epoch)
 
     def heard_of(self, request: Any) -> None:
-        """A BrokerHeartbeat has come; it counts for the session, however long it has to wait for its turn."""
+        """Note that a BrokerHeartbeat has arrived: the session counts from now, even if the request waits in
+        the queue."""
         broker = self.head.brokers.get(request.broker_id)
         if self._heartbeats is not None and broker is not None and broker.epoch == request.broker_epoch:
             self._heartbeats.contact((broker.broker_id, broker.epoch), self._clock.monotonic_ms())
 
     def broker_heartbeat(self, request: Any) -> Steps:
-        """BrokerHeartbeatResponse. Raises KafkaError."""
+        """Return a BrokerHeartbeatResponse. Raises KafkaError."""
         head = self._look()
         plan = yield from membership.plan_heartbeat(head, request)
         before = head.heartbeats.state(request.broker_id)
@@ -131,7 +132,7 @@ class QuorumController(Controller):
         return plan.response
 
     def unregister_broker(self, request: Any) -> Steps:
-        """UnregisterBrokerResponse. Raises KafkaError."""
+        """Return an UnregisterBrokerResponse. Raises KafkaError."""
         head = self._look()
         records = yield from membership.plan_unregister(head, request.broker_id)
         yield from self._append(records)
@@ -139,12 +140,12 @@ class QuorumController(Controller):
         return messages.UnregisterBrokerResponse(error_message=None)
 
     def controller_registration(self, request: Any) -> Steps:
-        """ControllerRegistrationResponse. Raises KafkaError."""
+        """Return a ControllerRegistrationResponse. Raises KafkaError."""
         yield from self._append(membership.plan_controller(self.head, request))
         return messages.ControllerRegistrationResponse(error_message=None)
 
     def alter_partition(self, request: Any, version: int) -> Steps:
-        """AlterPartitionResponse. Raises KafkaError."""
+        """Return an AlterPartitionResponse. Raises KafkaError."""
         head = self._look()
         records, response = yield from isr_changes.plan_alter_partition(
             head.image, head.settings, version, request
@@ -153,14 +154,14 @@ class QuorumController(Controller):
         return response
 
     def assign_replicas_to_dirs(self, request: Any) -> Steps:
-        """AssignReplicasToDirsResponse. Raises KafkaError."""
+        """Return an AssignReplicasToDirsResponse. Raises KafkaError."""
         head = self._look()
         records, response = yield from directories.plan_assign(head.image, head.settings, request)
         yield from self._append(records, atomic=False)
         return response
 
     def give_producer_ids(self, request: Any) -> Steps:
-        """AllocateProducerIdsResponse. Raises KafkaError."""
+        """Return an AllocateProducerIdsResponse. Raises KafkaError."""
         head = self._look()
         membership.check_epoch(head.image, request.broker_id, request.broker_epoch)
         record, first = producer_ids.plan_block(head.image, request.broker_id, request.broker_epoch)
@@ -170,7 +171,7 @@ class QuorumController(Controller):
         )
 
     def elect_leaders(self, request: Any, version: int) -> Steps:
-        """ElectLeadersResponse."""
+        """Return an ElectLeadersResponse."""
         head = self._look()
         records, response = yield from leadership.plan_elect_leaders(
             head.image, head.settings, version, request
@@ -179,21 +180,21 @@ class QuorumController(Controller):
         return response
 
     def alter_partition_reassignments(self, request: Any) -> Steps:
-        """AlterPartitionReassignmentsResponse."""
+        """Return an AlterPartitionReassignmentsResponse."""
         head = self._look()
         records, response = yield from reassignments.plan_alter(head.image, head.settings, request)
         yield from self._append(records)
         return response
 
     def alter_client_quotas(self, request: Any) -> Steps:
-        """AlterClientQuotasResponse."""
+        """Return an AlterClientQuotasResponse."""
         records, response = yield from quotas.plan_alter(self.head, request)
         if not request.validate_only:
             yield from self._append(records)
         return response
 
     def update_features(self, request: Any, version: int) -> Steps:
-        """UpdateFeaturesResponse."""
+        """Return an UpdateFeaturesResponse."""
         node = self._raft.node
         records, response = yield from feature_levels.plan_update(
             self.head, node.node_id, tuple(node.voters), version, request
@@ -204,7 +205,7 @@ class QuorumController(Controller):
     # -- by the clock --------------------------------------------------------------------------------------
 
     def fence_stale(self) -> Steps:
-        """Fence the broker whose session ended first; whether there was one."""
+        """Fence the broker whose session ended first. Return whether there was one."""
         head = self._look()
         stale = head.heartbeats.expired(head.now_ms)
         if stale is None:
@@ -216,8 +217,8 @@ class QuorumController(Controller):
         return True
 
     def fence_dead(self, broker: BrokerKey, is_dead: Callable[[], bool]) -> Steps:
-        """Fence this incarnation before its session ends, if it is (still) known to have died; whether it
-        was."""
+        """Fence this incarnation before its session ends, if it is still known to be dead. Return whether it
+        was fenced."""
         head = self._look()
         registered = head.image.brokers.get(broker[0])
         if registered is None or registered.epoch != broker[1] or not is_dead():
@@ -239,14 +240,15 @@ class QuorumController(Controller):
         return self._heartbeats.next_expiry_ms(self._clock.monotonic_ms())
 
     def balance(self) -> Steps:
-        """Let preferred replicas lead again; whether there may be more to do."""
+        """Let preferred replicas lead again. Return whether there may be more to do."""
         head = self._look()
         records, more = yield from leadership.plan_preferred(head.image, head.settings, head.indexes)
         yield from self._append(records, atomic=False)
         return more
 
     def elect_uncleanly(self) -> Steps:
-        """Leaders for partitions without one, where it is allowed; whether there may be more to do."""
+        """Elect leaders for partitions without one, if unclean elections are allowed. Return whether there
+        may be more to do."""
         head = self._look()
         self.unclean_wanted = False
         records, more = yield from leadership.plan_unclean(head.image, head.settings, head.indexes)
@@ -254,7 +256,7 @@ class QuorumController(Controller):
         return more
 
     def no_op(self) -> Steps:
-        """A record that says nothing: the offsets of idle brokers move on, and show who lags."""
+        """Append a NoOpRecord: the offsets of idle brokers advance, so a lag is visible."""
         yield from self._append([messages.NoOpRecord()])
 
     # -- appending -----------------------------------------------------------------------------------------

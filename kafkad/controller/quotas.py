@@ -41,7 +41,7 @@ Steps = Generator[None, None, Any]
 
 
 def plan_alter(image: MetadataImage, request: Any) -> Steps:
-    """(records, AlterClientQuotasResponse), in steps. Raises KafkaError(POLICY_VIOLATION)."""
+    """Return (records, AlterClientQuotasResponse), in steps. Raises KafkaError(POLICY_VIOLATION)."""
     records: list[Any] = []
     results: dict[Any, Any] = {}
     for entry in request.entries:

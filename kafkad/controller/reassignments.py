@@ -23,7 +23,7 @@ Plan = Generator[None, None, tuple[list[Any], Any]]
 
 
 def plan_alter(image: MetadataImage, settings: TopicSettings, request: Any) -> Plan:
-    """(records, AlterPartitionReassignmentsResponse)"""
+    """Return (records, AlterPartitionReassignmentsResponse)"""
     cls = messages.AlterPartitionReassignmentsResponse
     may_resize = request.allow_replication_factor_change
     response = cls(error_message=None, allow_replication_factor_change=may_resize)
@@ -80,15 +80,15 @@ def _altered(
 
 
 def _size(state: PartitionState) -> int:
-    """Replicas that the partition will have after a reassignment that runs."""
+    """Return how many replicas the partition has after the running reassignment."""
     return len({*state.replicas, *state.adding_replicas} - {*state.removing_replicas})
 
 
 def _cancelled(
     image: MetadataImage, settings: TopicSettings, topic: Topic, index: int, state: PartitionState
 ) -> Any | None:
-    """Back to the replicas of before. Where none of them is in sync the first is called so, if the topic
-    allows that data is lost."""
+    """Plan the return to the previous replicas. If none of them is in sync, the first one is treated as in
+    sync, if the topic allows unclean elections."""
     if not state.adding_replicas and not state.removing_replicas:
         raise KafkaError(errors.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
     unclean_allowed = settings.unclean_allowed(topic.name)
@@ -119,7 +119,7 @@ def _cancelled(
 
 
 def ongoing(image: MetadataImage, request: Any) -> Any:
-    """ListPartitionReassignmentsResponse"""
+    """Return a ListPartitionReassignmentsResponse"""
     cls = messages.ListPartitionReassignmentsResponse
     response = cls(error_message=None)
     wanted: Iterable[tuple[Topic | None, Iterable[int]]]

@@ -15,7 +15,7 @@ TWICE: Final = "A user credential cannot be altered twice in the same request"
 
 
 def plan_alter(image: MetadataImage, request: Any) -> Generator[None, None, tuple[list[Any], Any]]:
-    """(records, AlterUserScramCredentialsResponse)."""
+    """Return (records, AlterUserScramCredentialsResponse)."""
     records: dict[str, Any] = {}  # by user
     troubles: dict[str, KafkaError] = {}
     for changes, plan in ((request.deletions, _deletion), (request.upsertions, _upsertion)):

@@ -12,7 +12,7 @@ from kafkad.protocol.errors import KafkaError
 from kafkad.security.delegation import Hmacs, Principal, has_expired, hmac_of
 
 USER: Final = "User"
-REQUESTER_VERSION: Final = 3  # from which on answers name the requester
+REQUESTER_VERSION: Final = 3  # first version whose answers name the requester
 LONG_MAX: Final = (1 << 63) - 1
 REMOVED_AT_ONCE: Final = 1_000  # tokens
 
@@ -20,7 +20,7 @@ Planned = Generator[None, None, tuple[list[Any], Any]]  # records, response
 
 
 class Tokens:
-    """`secret` None: delegation tokens are off, and each request is refused so."""
+    """`secret`: None if delegation tokens are disabled; then every request is refused."""
 
     def __init__(self, secret: str | None, max_lifetime_ms: int, expiry_ms: int) -> None:
         self._secret = secret
@@ -45,8 +45,8 @@ class Tokens:
         request: Any,
         version: int,
     ) -> Planned:
-        """CreateDelegationTokenResponse of a version. The guard has checked the requester's right to ask for
-        another owner."""
+        """Return a CreateDelegationTokenResponse of a version. The guard has checked the requester's right to
+        ask for another owner."""
         owner = owner_of(requester, request)
         response = create_response(version, owner, requester)
         response.error_code = self._unavailable(image)
@@ -77,7 +77,7 @@ class Tokens:
         return [record], response
 
     def plan_renew(self, image: MetadataImage, now_ms: int, requester: Principal, request: Any) -> Planned:
-        """RenewDelegationTokenResponse."""
+        """Return a RenewDelegationTokenResponse."""
         response = messages.RenewDelegationTokenResponse()
         try:
             token = yield from self._found(image, bytes(request.hmac))
@@ -94,7 +94,7 @@ class Tokens:
         return [_changed(token, response.expiry_timestamp_ms)], response
 
     def plan_expire(self, image: MetadataImage, now_ms: int, requester: Principal, request: Any) -> Planned:
-        """ExpireDelegationTokenResponse. A negative period removes the token."""
+        """Return an ExpireDelegationTokenResponse. A negative period removes the token."""
         response = messages.ExpireDelegationTokenResponse()
         try:
             token = yield from self._found(image, bytes(request.hmac))
@@ -111,7 +111,7 @@ class Tokens:
         return [_changed(token, response.expiry_timestamp_ms)], response
 
     def plan_sweep(self, image: MetadataImage, now_ms: int) -> Generator[None, None, list[Any]]:
-        """Removals of expired tokens, at most REMOVED_AT_ONCE."""
+        """Return the removals of expired tokens, at most REMOVED_AT_ONCE."""
         records: list[Any] = []
         for number, token in enumerate(image.delegation_tokens.values(), 1):
             if has_expired(token, now_ms):
@@ -140,7 +140,7 @@ class Tokens:
 
 
 def owner_of(requester: Principal, request: Any) -> Principal:
-    """Of a CreateDelegationTokenRequest."""
+    """Return the owner in a CreateDelegationTokenRequest."""
     if not request.owner_principal_name:
         return requester
     return Principal(request.owner_principal_type or "", request.owner_principal_name)
@@ -149,7 +149,7 @@ def owner_of(requester: Principal, request: Any) -> Principal:
 def create_response(
     version: int, owner: Principal, requester: Principal, code: int = errors.NONE, time_ms: int = 0
 ) -> Any:
-    """CreateDelegationTokenResponse of a version, without a token; `time_ms` in all its times."""
+    """Return a CreateDelegationTokenResponse of a version, without a token; `time_ms` in all its times."""
     response = messages.CreateDelegationTokenResponse(
         error_code=code,
         principal_type=owner.kind,

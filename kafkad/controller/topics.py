@@ -38,14 +38,14 @@ SOURCE_TOPIC, SOURCE_BROKER, SOURCE_DEFAULT_BROKER, SOURCE_STATIC, SOURCE_DEFAUL
 
 
 class Cluster(NamedTuple):
-    """What planners need beside the image."""
+    """What planners need besides the image."""
 
     config: Any  # config.BrokerConfig
     random: Any
 
 
 def invalid_name(name: str) -> str | None:
-    """Why a topic cannot be called so, in Kafka's words, or None."""
+    """Return Kafka's error message if a topic cannot have this name, otherwise None."""
     if not name:
         reason = "the empty string is not allowed"
     elif name in (".", ".."):
@@ -61,16 +61,16 @@ def invalid_name(name: str) -> str | None:
 
 AT_ONCE: Final = 500  # elements of a request that are looked at in one step
 Plan = Generator[None, None, tuple[list[Any], Any]]  # records, response
-Take = Callable[[int], None]  # called before so many partitions are created or deleted; raises KafkaError
+Take = Callable[[int], None]  # (number of partitions), before they are created or deleted; raises KafkaError
 Described = dict[frozenset[tuple[str, str]], list[Any]]
 
 
 def unlimited(partitions: int) -> None:
-    """Take from no quota."""
+    """Do nothing: there is no quota."""
 
 
 def plan_create(image: MetadataImage, cluster: Cluster, request: Any, take: Take = unlimited) -> Plan:
-    """(records, CreateTopicsResponse). With validate_only there are no records."""
+    """Return (records, CreateTopicsResponse). With validate_only there are no records."""
     response = messages.CreateTopicsResponse()
     twice = yield from named_twice(topic.name for topic in request.topics)
     records: list[Any] = []
@@ -146,8 +146,8 @@ def _check_new_name(image: MetadataImage, taken: Mapping[str, str], name: str) -
 def _create(
     image: MetadataImage, cluster: Cluster, topic: Any, result: Any, described: Described, take: Take
 ) -> list[Any]:
-    """The records of one new topic, in Kafka's order; fills in its result. `described`: the configs of the
-    topics before it, by their overrides. Raises KafkaError."""
+    """Return the records of one new topic, in Kafka's order, and fill in its result. `described`: the configs
+    of earlier topics, by their overrides. Raises KafkaError."""
     overrides = _overrides(topic)
     alike = frozenset(overrides.items())
     if alike not in described:
@@ -185,7 +185,7 @@ def _overrides(topic: Any) -> dict[str, str]:
 
 
 def _assigned(image: MetadataImage, topic: Any) -> list[list[int]]:
-    """Replicas by partition as the request lists them."""
+    """Return the replicas by partition, as in the request."""
     if topic.replication_factor != -1:
         raise KafkaError(
             errors.INVALID_REQUEST,
@@ -216,7 +216,7 @@ def _assigned(image: MetadataImage, topic: Any) -> list[list[int]]:
 
 
 def check_replicas(image: MetadataImage, replicas: Sequence[int], factor: int | None = None) -> None:
-    """A list of replicas that a client gives. Raises KafkaError(INVALID_REPLICA_ASSIGNMENT). (Kafka:
+    """Check a client's list of replicas. Raises KafkaError(INVALID_REPLICA_ASSIGNMENT). (Kafka:
     validateManualPartitionAssignment)"""
     includes = "The manual partition assignment includes"
     reason = None
@@ -275,8 +275,8 @@ def _placed(image: MetadataImage, cluster: Cluster, topic: Any) -> list[list[int
 
 
 def usable_brokers(image: MetadataImage) -> list[UsableBroker]:
-    """Those that new replicas may be put on: not on one that is shutting down, nor on one whose directories
-    are all cordoned."""
+    """Return the brokers for new replicas: those that are not shutting down and have a directory that is not
+    cordoned."""
     return [
         UsableBroker(b.broker_id, b.rack, b.fenced)
         for b in image.brokers.values()
@@ -285,7 +285,7 @@ def usable_brokers(image: MetadataImage) -> list[UsableBroker]:
 
 
 def new_partition(image: MetadataImage, topic_id: bytes, index: int, replicas: Sequence[int]) -> Any:
-    """The PartitionRecord of a new partition: led by its first replica that is up. Raises KafkaError."""
+    """Return the PartitionRecord of a new partition: its first live replica leads. Raises KafkaError."""
     isr = tuple(replica for replica in replicas if image.brokers[replica].active)
     if not isr:
         raise KafkaError(
@@ -305,7 +305,7 @@ def new_partition(image: MetadataImage, topic_id: bytes, index: int, replicas: S
 
 
 def described_configs(config: Any, overrides: Mapping[str, str]) -> list[Any]:
-    """All configs of a topic with these overrides, as CreateTopics v5+ tells them (KIP-525)."""
+    """Return all configs of a topic with these overrides, for CreateTopics v5 and later (KIP-525)."""
     values = topic_values(config, overrides)
     described = []
     for name in sorted(values):
@@ -350,7 +350,7 @@ def named_twice(names: Iterable[Any]) -> Generator[None, None, set[Any]]:
 
 
 def auto_created(image: MetadataImage, config: Any, name: str) -> Any:
-    """The CreatableTopic for a topic that a client asked for, or that a coordinator needs.
+    """Return the CreatableTopic for a topic that a client or a coordinator needs.
 
     Internal topics have their own size and configs; unlike Kafka's, their replication factor is no more than
     there are live brokers, so that one broker is enough.
@@ -421,7 +421,7 @@ _INTERNAL: Final[dict[str, Callable[[Any], tuple[int, int, dict[str, str]]]]] = 
 def plan_delete(
     image: MetadataImage, config: Any, version: int, request: Any, take: Take = unlimited
 ) -> Plan:
-    """(records, DeleteTopicsResponse). Topics are named, or from v6 on named or given by id."""
+    """Return (records, DeleteTopicsResponse). Topics are named, or from v6 on named or given by id."""
     cls = messages.DeleteTopicsResponse.Responses
     response = messages.DeleteTopicsResponse()
     answers = response.responses
@@ -432,7 +432,7 @@ def plan_delete(
         answers.append(cls(name=name, topic_id=topic_id, error_code=code, error_message=message))
 
     if not config.delete_topic_enable:
-        # v3 brought the code of its own
+        # v3 has a separate code
         code = errors.TOPIC_DELETION_DISABLED if version >= 3 else errors.INVALID_REQUEST
         for name, topic_id in named:
             refuse(name, topic_id, code, "Topic deletion is disabled.")
@@ -496,7 +496,7 @@ def plan_delete(
 
 
 def plan_grow(image: MetadataImage, cluster: Cluster, request: Any, take: Take = unlimited) -> Plan:
-    """(records, CreatePartitionsResponse)."""
+    """Return (records, CreatePartitionsResponse)."""
     cls = messages.CreatePartitionsResponse.Results
     response = messages.CreatePartitionsResponse()
     twice = yield from named_twice(topic.name for topic in request.topics)

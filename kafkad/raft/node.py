@@ -1,17 +1,17 @@
-"""A node of a KRaft quorum: a voter, which elects and may lead, or one that follows as an observer does.
+"""A node of a KRaft quorum: a voter, which votes and may lead, or an observer, which only follows.
 
-    poll       do what is due: ask for votes, tell who leads, fetch; says when it wants to be called again
-    handle     the requests of others: Vote, BeginQuorumEpoch, EndQuorumEpoch, Fetch, FetchSnapshot
-    response   to a request that we sent with `send`
-    append     a batch, where we lead; it is committed when a majority has it on its disks
-    apply      what is committed becomes the next `image`, step by step (observer)
+    poll       does what is due (asks for votes, announces the leader, fetches); returns when to call it again
+    handle     answers requests of others: Vote, BeginQuorumEpoch, EndQuorumEpoch, Fetch, FetchSnapshot
+    response   takes the answer to a request that `send` sent
+    append     appends a batch, as leader; it is committed when a majority has flushed it
+    apply      replays committed records into the next `image`, step by step (observer)
 
-The roles and the rules of votes stand in elections, what a leader knows of the others in leadership, how it
-answers their Fetches in served_fetches. No I/O of our own: the log, the files, the clock, chance and `send`
-are arguments, so that a quorum can run in one process from one seed (tests/sim). Kafka: KafkaRaftClient.
+The roles and the rules of votes are in elections, a leader's knowledge of the others in leadership, and its
+answers to Fetches in served_fetches. There is no I/O here: the log, the files, the clock, random numbers and
+`send` are arguments, so a quorum can run in one process from one seed (tests/sim). Kafka: KafkaRaftClient.
 
-Rule: quorum-state is on the disk before anybody hears what follows from it: a vote, or a new epoch.
-Rule: a voter flushes what it has fetched before it fetches on: an offset that it asks for is a promise.
+Rule: quorum-state is fsynced before anything that depends on it is sent: a vote, or a new epoch.
+Rule: a voter flushes fetched records before its next Fetch, because the leader counts its fetch offset.
 Rule: our own end counts for the majority when it is flushed, not when it is written.
 Rule: a leader commits nothing before a record of its own epoch."""
 
@@ -51,7 +51,7 @@ Send = Callable[[int, str, int, Any, int], Any]  # node id, host, port, request,
 
 
 class Place(NamedTuple):
-    """Where a voter is. Its directory is not known with controller.quorum.voters (kraft.version 0)."""
+    """The address of a voter. Its directory id is unknown with controller.quorum.voters (kraft.version 0)."""
 
     directory_id: bytes
     host: str
@@ -59,7 +59,7 @@ class Place(NamedTuple):
 
 
 class RaftNode(Observer):
-    """`on_role` is called when role, epoch or leader have changed; `wake` asks for a `poll` soon."""
+    """`on_role` is called when role, epoch or leader change; `wake` requests a `poll` soon."""
 
     def __init__(
         self,
@@ -73,10 +73,10 @@ class RaftNode(Observer):
         wake: Callable[[], Any] = lambda: None,
         **replica: Any,
     ) -> None:
-        """`endpoints`: our controller listeners, as advertised. `bootstrap`: who knows the leader, beside the
-        voters. `auto_join`: become a voter by ourselves. `replica`: what an Observer takes."""
+        """`endpoints`: our controller listeners, as advertised. `bootstrap`: addresses to ask for the leader,
+        besides the voters. `auto_join`: become a voter. `replica`: arguments of Observer."""
         super().__init__(**replica)
-        self._seldom = Seldom()  # of what is logged
+        self._seldom = Seldom()  # limits log lines
         self.role = Role.UNATTACHED
         self.on_role: Callable[[], Any] = lambda: None
         self._random = random
@@ -87,29 +87,29 @@ class RaftNode(Observer):
         self.history = VoterHistory()
         self._changes = VoterChanges(self)
         self._auto_join = auto_join
-        self._change_ms = 0  # when the leader may be asked for a change of the voters
+        self._change_ms = 0  # when to ask the leader for the next change of the voters
         self._wake = wake
-        self._leader_id = NOBODY  # also where it is not known where it listens
+        self._leader_id = NOBODY  # known even if its address is not
         self._voted: VoteKey | None = None
         self._tally: Tally | None = None
         self._leadership: Leadership | None = None
-        self._successors: list[int] = []  # as a leader that resigned named them
-        self._acknowledged: set[int] = set()  # EndQuorumEpoch
-        self._has_fetched = False  # from the leader of this epoch, and it is not known to have died since
-        self._refusals = 0  # of the leader, in a row
-        self._deadline_ms = NEVER  # of the election, or of the leader that is followed
+        self._successors: list[int] = []  # for EndQuorumEpoch, after we resigned
+        self._acknowledged: set[int] = set()  # voters that answered EndQuorumEpoch
+        self._has_fetched = False  # from the leader of this epoch, and it has not died since
+        self._refusals = 0  # connections that the leader refused, in a row
+        self._deadline_ms = NEVER  # of the election, or of the followed leader
         self._flights: dict[int, Flight] = {}
         self._token = 0
-        self._backoff_ms: dict[int, int] = {}  # until when, by node
-        self._next_voter = 0  # for who is asked where the leader is
+        self._backoff_ms: dict[int, int] = {}  # end of the pause, by node
+        self._next_voter = 0  # the next one to ask for the leader
         self._fetches = ServedFetches(self)
         self._flushing = False
 
-    # -- who votes -----------------------------------------------------------------------------------------
+    # -- voters --------------------------------------------------------------------------------------------
 
     @property
     def voters(self) -> dict[int, Place]:
-        """By id: the set in the log, or controller.quorum.voters."""
+        """The voters by id: from the log, or from controller.quorum.voters."""
         if voters := self.history.newest.voters:
             return {voter.voter_id: Place(voter.directory_id, *self._at(voter)) for voter in voters}
         return {each: Place(UNKNOWN_DIRECTORY, *at) for each, at in self._static_voters.items()}
@@ -127,8 +127,9 @@ class RaftNode(Observer):
 
     @property
     def _may_stand(self) -> bool:
-        """Also one whose removal is not known to be committed: it may be the only one that has the newest
-        records, so that nobody else can be elected (Ongaro's thesis, 4.2.2)."""
+        """Whether this node may become a candidate. A removed voter may, until its removal is committed: it
+        may be the only node with the newest records, so that no other can be elected (Ongaro's thesis,
+        4.2.2)."""
         key = (self.node_id, self.directory_id)
         return self.is_voter or self.history.may_vote(key, self.high_watermark)
 
@@ -139,7 +140,7 @@ class RaftNode(Observer):
     # -- start ---------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """As an Observer; then the role that quorum-state leaves us in. Raises UnusableMetadata."""
+        """Open the log like an Observer, and take the role from quorum-state. Raises UnusableMetadata."""
         super().open()
         self.history.begin(self.image.offset, self._kraft_version, self._voters)
         self._note_voters(self.image.offset + 1)
@@ -159,7 +160,7 @@ class RaftNode(Observer):
         else:
             self._deadline_ms = self._election_deadline()
         if self.is_voter and not self._others and self.role is not Role.CANDIDATE:
-            self._stand(Role.PROSPECTIVE)  # nobody to wait for
+            self._stand(Role.PROSPECTIVE)  # the only voter
         self._win_if_won()
 
     def _now(self) -> int:
@@ -175,22 +176,22 @@ class RaftNode(Observer):
 
     @property
     def leadership(self) -> Leadership | None:
-        """What we know of the others, while we lead."""
+        """The state of the other nodes, while we lead; otherwise None."""
         return self._leadership
 
     @property
     def high_watermark_in_epoch(self) -> int:
-        """What is committed, where a record of the epoch that we lead is among it; else -1."""
+        """The high watermark, if a record of the epoch that we lead is committed; otherwise -1."""
         return self._leadership.high_watermark if self._leadership is not None else -1
 
     @property
     def all_know_of_the_end(self) -> bool:
-        """Whether every other voter has been told that we resigned."""
+        """Whether every other voter has answered our EndQuorumEpoch."""
         return self._acknowledged >= set(self._others)
 
     @property
     def listener(self) -> str:
-        """The name of the listener by which the quorum is reached."""
+        """The name of the quorum's listener."""
         return next(iter(self._endpoints), "CONTROLLER")
 
     @property
@@ -199,7 +200,8 @@ class RaftNode(Observer):
 
     @property
     def voter_set(self) -> tuple[Any, ...]:
-        """The voters in the log (kraft.version 1), with all their endpoints; none with the static ones."""
+        """The voters in the log (kraft.version 1), with all endpoints; empty with
+        controller.quorum.voters."""
         return self.history.newest.voters
 
     @property
@@ -211,7 +213,7 @@ class RaftNode(Observer):
     def _persist(
         self, epoch: int, leader_id: int = NOBODY, voted: VoteKey | None = None, *, vote: bool = True
     ) -> None:
-        """quorum-state, fsynced; then in memory."""
+        """Write and fsync quorum-state, then change the state in memory."""
         election = ElectionState(
             leader_epoch=epoch,
             leader_id=leader_id,
@@ -225,7 +227,7 @@ class RaftNode(Observer):
         self.epoch, self._leader_id, self._voted = epoch, leader_id, voted
 
     def _change(self, role: Role, deadline_ms: int) -> None:
-        """What is on its way, and who waits for us, belongs to the role before."""
+        """Change the role. Requests in flight and waiting Fetches belong to the previous role and end."""
         was_leader = self.role is Role.LEADER
         self.role, self._deadline_ms = role, deadline_ms
         self._flights.clear()
@@ -238,7 +240,7 @@ class RaftNode(Observer):
             self._tally = None
         if was_leader and role is not Role.LEADER:
             self._fetches.refuse(errors.NOT_LEADER_OR_FOLLOWER)
-        if self._seldom.due((role, self.epoch, self._leader_id), self._now()):  # elections that nobody hears
+        if self._seldom.due((role, self.epoch, self._leader_id), self._now()):  # elections may repeat
             logger.info("node %d of the metadata quorum is %s in epoch %d, the leader is %s",
                         self.node_id, role.value, self.epoch,
                         self._leader_id if self._leader_id >= 0 else "not known")  # fmt: skip
@@ -248,8 +250,8 @@ class RaftNode(Observer):
         self._wake()
 
     def _detach(self, epoch: int) -> None:
-        """Unattached in this epoch, which is ours or a higher one. Whoever waited for an election goes on
-        waiting as long."""
+        """Become unattached in `epoch`, which is ours or a higher one. A running election time-out
+        continues."""
         keeps = self.role in (Role.CANDIDATE, Role.UNATTACHED, Role.RESIGNED) or (
             self.role is Role.PROSPECTIVE and self._tally is not None and not self._tally.is_lost
         )
@@ -266,7 +268,7 @@ class RaftNode(Observer):
         self._change(Role.FOLLOWER, self._now() + self._timings.fetch_ms)
 
     def _stand(self, role: Role) -> None:
-        """Prospective in our epoch, or candidate in the one after, with our own vote."""
+        """Become prospective in our epoch, or candidate in the next one, with our own vote."""
         if role is Role.CANDIDATE and self.role is not Role.UNATTACHED:
             self._persist(self.epoch + 1, NOBODY, (self.node_id, self.directory_id))
             self.leader = None
@@ -274,14 +276,14 @@ class RaftNode(Observer):
         self._change(role, self._election_deadline())
 
     def _win_if_won(self) -> None:
-        """A prospective with a majority is a candidate, and that one with a majority a leader."""
+        """With a majority, a prospective becomes a candidate, and a candidate becomes the leader."""
         if self.role is Role.PROSPECTIVE and self._tally is not None and self._tally.is_won:
             self._stand(Role.CANDIDATE)
         if self.role is Role.CANDIDATE and self._tally is not None and self._tally.is_won:
             self._lead(self._tally)
 
     def _lead(self, tally: Tally) -> None:
-        """LeaderChange is the epoch's first record: until it is committed, nothing is."""
+        """Become the leader. LeaderChange is the epoch's first record: nothing is committed before it."""
         granting, epoch = tally.granted, self.epoch
         self._persist(epoch, self.node_id, self._voted)
         host, port = next(iter(self._endpoints.values()), ("", 0))
@@ -303,7 +305,7 @@ class RaftNode(Observer):
             self.resign()
 
     def resign(self) -> None:
-        """The leader goes: the others are told who had most of the log."""
+        """Resign as leader. EndQuorumEpoch names the voters with most of the log first."""
         if self._leadership is not None:
             self._resign(self._leadership.successors())
 
@@ -313,16 +315,16 @@ class RaftNode(Observer):
         self._change(Role.RESIGNED, self._election_deadline())
 
     def _enter(self, epoch: int, leader_id: int, at: tuple[str, int] | None) -> None:
-        """A higher epoch, or the leader of ours, in an answer or a request."""
+        """A message has a higher epoch, or the leader of ours."""
         if leader_id == self.node_id:
-            raise Malformed(f"we are said to lead epoch {epoch}, and are {self.role.value}")
+            raise Malformed(f"it names this node as leader of epoch {epoch}, which is {self.role.value}")
         if leader_id >= 0 and at is not None:
             self._follow(epoch, Leader(leader_id, *at))
         elif epoch > self.epoch:
             self._detach(epoch)
 
     def _hear(self, epoch: int, leader_id: int, endpoints: Any) -> None:
-        """What any message says of the quorum. Raises Malformed: an epoch has two leaders."""
+        """Take epoch and leader from a message. Raises Malformed if an epoch has two leaders."""
         if epoch == self.epoch and leader_id >= 0 and self._leader_id not in (NOBODY, leader_id):
             raise Malformed(f"epoch {epoch} is led by {self._leader_id}, and by {leader_id} too")
         if epoch < self.epoch or (epoch == self.epoch and (leader_id < 0 or self._leader_id >= 0)):
@@ -334,7 +336,7 @@ class RaftNode(Observer):
     # -- what is due ---------------------------------------------------------------------------------------
 
     def poll(self) -> int:
-        """Do what is due; in how many ms there will be more."""
+        """Do what is due. Return the milliseconds until the next call."""
         if self._broken:
             return NEVER
         now_ms = self._now()
@@ -349,12 +351,12 @@ class RaftNode(Observer):
         return max(min([due_ms, *times]) - self._now(), 0)
 
     def _poll_role(self, now_ms: int) -> int:
-        """Its deadline, after what is due was done."""
+        """Do what is due for the role, and return its next deadline."""
         if self.role is Role.LEADER:
             return self._poll_leader(now_ms)
         if self.role is Role.RESIGNED:
             if now_ms >= self._deadline_ms:
-                self._detach(self.epoch + 1)  # nobody may take us for the leader of the one before
+                self._detach(self.epoch + 1)  # a new epoch: we are not the leader of this one any more
                 return now_ms
             self._tell_end(now_ms)
             return self._deadline_ms
@@ -379,11 +381,11 @@ class RaftNode(Observer):
         leadership = self._leadership
         assert leadership is not None
         if leadership.is_overdue(now_ms):
-            logger.warning("node %d resigns: a majority of the metadata quorum is silent", self.node_id)
+            logger.warning("node %d resigns: a majority of the metadata quorum does not fetch", self.node_id)
             self.resign()
             return now_ms
         if not self.is_voter and leadership.high_watermark > self.history.newest.offset:
-            logger.info("node %d resigns: it is no voter any more", self.node_id)
+            logger.info("node %d resigns: it is not a voter any more", self.node_id)
             self.resign()
             return now_ms
         change_ms = self._changes.poll(now_ms)
@@ -403,7 +405,7 @@ class RaftNode(Observer):
         return min(later, default=NEVER)
 
     def _lose(self) -> None:
-        """Not enough would vote for us: back to the leader, if one is known."""
+        """The election is lost: follow the leader again, if one is known."""
         if self.leader is not None and self._leader_id >= 0:
             self._follow(self.epoch, self.leader)
         else:
@@ -433,7 +435,7 @@ class RaftNode(Observer):
                 self._ask(voter, request, now_ms)
 
     def _ask_for_records(self, now_ms: int) -> None:
-        """The leader; or any voter, where the leader is not known or does not answer."""
+        """Fetch from the leader; or from any voter, if the leader is unknown or does not answer."""
         if self._applying is not None or not self._is_flushed():
             return
         leader = self.leader
@@ -455,7 +457,7 @@ class RaftNode(Observer):
                 return
 
     def _next_request(self, now_ms: int) -> Any:
-        """Of a leader: a Fetch, or first a change of the voters that we need."""
+        """Return the next request to the leader: a Fetch, or a change of the voters that this node needs."""
         wanted = None
         if self.role is Role.FOLLOWER and now_ms >= self._change_ms:
             wanted = self._changes.wanted(self._endpoints, auto_join=self._auto_join)
@@ -463,20 +465,20 @@ class RaftNode(Observer):
         return self.request() if wanted is None else wanted
 
     def _is_flushed(self) -> bool:
-        """Whether all that we have is on the disk; if not, it soon will be. Also of one that does not vote
-        yet: what it has counts at the moment when it becomes a voter."""
+        """Return whether the log is flushed; if not, start a flush. Observers flush, too: their records count
+        from the moment when they become voters."""
         if self._log.recovery_point >= self._log.end_offset:
             return True
         self._flush()
         return False
 
-    # -- requests that we send -----------------------------------------------------------------------------
+    # -- our requests --------------------------------------------------------------------------------------
 
     def _ask(
         self, node_id: int, request: Any, now_ms: int, *, at: tuple[str, int] | None = None, again_ms: int = 0
     ) -> bool:
-        """One at a time goes to each node: whether it went. `again_ms`: and not again before, be it answered
-        or not."""
+        """Send a request, unless one to that node is in flight; return whether it was sent. `again_ms`: send
+        no other one for this time, even if it is answered."""
         if any(flight.node_id == node_id for flight in self._flights.values()):
             return False
         if self._backoff_ms.get(node_id, 0) > now_ms:
@@ -503,12 +505,11 @@ class RaftNode(Observer):
             self._change_ms = now_ms + self._timings.fetch_ms
 
     def response(self, token: int, response: Any | None, *, refused: bool = False) -> None:
-        """To the request that was sent with this token; None: it could not be sent, or the connection broke;
-        `refused`: its kernel says that nobody listens there. Raises UnusableMetadata, KafkaError
-        (KAFKA_STORAGE_ERROR)."""
+        """Take the response to the request with this token; None: it was not sent, or the connection broke.
+        `refused`: nothing listens there. Raises UnusableMetadata, KafkaError (KAFKA_STORAGE_ERROR)."""
         flight = self._flights.get(token)
         if flight is None or self._broken:
-            return  # of a role that is over
+            return  # sent in a previous role
         now_ms = self._now()
         if response is None:
             self._flight_failed(token, flight, now_ms)
@@ -520,7 +521,7 @@ class RaftNode(Observer):
         try:
             good = self._take_response(flight, response, now_ms)
         except Malformed as trouble:
-            logger.error("node %d of the metadata quorum sent what cannot be: %s", flight.node_id, trouble)
+            logger.error("node %d of the metadata quorum sent a wrong answer: %s", flight.node_id, trouble)
             good = False
         if not good:
             until = now_ms + self._timings.retry_ms
@@ -528,8 +529,8 @@ class RaftNode(Observer):
         self._wake()
 
     def _leader_failed(self, refused: bool, now_ms: int) -> None:
-        """Who was there, and refuses twice in a row, has died: an election need not wait for the time-out. If
-        it has not, the others refuse their pre-votes."""
+        """A leader that we fetched from, and that refuses two connections in a row, is treated as dead, so an
+        election does not wait for the time-out. If it lives, the others refuse their pre-votes."""
         self._refusals = self._refusals + 1 if refused else 0
         if self._refusals < REFUSALS or not self._has_fetched or not self._may_stand:
             return
@@ -548,7 +549,7 @@ class RaftNode(Observer):
             return self._asked_for_change(flight, response, now_ms)
         if response.error_code:
             if response.error_code == errors.UNSUPPORTED_VERSION and self.role is Role.PROSPECTIVE:
-                self._stand(Role.CANDIDATE)  # one that knows no pre-vote
+                self._stand(Role.CANDIDATE)  # the other node does not know pre-votes
                 return True
             self.trouble = explained(response.error_code, self.cluster_id)
             if self._seldom.due((flight.node_id, self.trouble), now_ms):
@@ -556,11 +557,11 @@ class RaftNode(Observer):
             return False
         partition = wire.told(response)
         if partition is None:
-            raise Malformed("an answer that is not of the metadata log's one partition")
+            raise Malformed("the answer is not about the partition of the metadata log")
         code = partition.error_code
         self._hear(partition.leader_epoch, partition.leader_id, response.node_endpoints)
         if partition.leader_epoch != flight.epoch or self.epoch != flight.epoch:
-            return True  # about an epoch that is over, or was not ours yet
+            return True  # about another epoch
         if code:
             return code not in (errors.BROKER_NOT_AVAILABLE, errors.INVALID_REQUEST)
         if flight.kind is wire.Vote and self._tally is not None:
@@ -581,7 +582,7 @@ class RaftNode(Observer):
         return not response.error_code
 
     def _take_records(self, response: Any, now_ms: int) -> bool:
-        """Of Fetch and FetchSnapshot: the observer's part, for one who follows."""
+        """Take the answer to a Fetch or FetchSnapshot, if we follow."""
         if self.role not in (Role.FOLLOWER, Role.UNATTACHED):
             return True
         good = self.answered(response)
@@ -591,10 +592,10 @@ class RaftNode(Observer):
             self._deadline_ms = now_ms + self._timings.fetch_ms
         return good
 
-    # -- requests of others --------------------------------------------------------------------------------
+    # -- other nodes' requests -----------------------------------------------------------------------------
 
     def handle(self, request: Any, reply: Reply) -> None:
-        """Answer now, or a Fetch later: `reply(response)`. Raises UnusableMetadata."""
+        """Answer by `reply(response)`: at once, but a Fetch may wait. Raises UnusableMetadata."""
         if self._broken:
             reply(self._refusal(request, errors.KAFKA_STORAGE_ERROR))
             return
@@ -622,7 +623,7 @@ class RaftNode(Observer):
                 assert kind is wire.End, kind
                 reply(self._handle_end(request, partition))
         except Malformed as trouble:
-            logger.error("a request of the metadata quorum cannot be: %s", trouble)
+            logger.error("a request of the metadata quorum is wrong: %s", trouble)
             reply(wire.refusal(request, errors.INVALID_REQUEST))
 
     def _refusal(self, request: Any, code: int) -> Any:
@@ -704,7 +705,7 @@ class RaftNode(Observer):
         return wire.answer(request, errors.NONE, self.standing)
 
     def _hear_of_leader(self, request: Any, partition: Any) -> None:
-        """Of one who says that it leads. An older request does not say where it listens."""
+        """Take leader and epoch from its request. Older versions have no address."""
         at = [(each.host, each.port) for each in request.leader_endpoints][:1]
         node = messages.FetchResponse.NodeEndpoints
         told = [node(node_id=partition.leader_id, host=host, port=port) for host, port in at]
@@ -713,8 +714,8 @@ class RaftNode(Observer):
     # -- leading -------------------------------------------------------------------------------------------
 
     def append(self, build: Callable[[int], bytearray]) -> int:
-        """`build(base offset)` is a batch of our epoch; its last offset. Raises KafkaError:
-        NOT_LEADER_OR_FOLLOWER, or the log cannot be written; then it is as it was."""
+        """Append the batch that `build(base offset)` returns, and return its last offset. Raises KafkaError
+        (NOT_LEADER_OR_FOLLOWER, or the log cannot be written); then the log is unchanged."""
         if self.role is not Role.LEADER or self._broken:
             raise KafkaError(errors.NOT_LEADER_OR_FOLLOWER)
         start = self._log.end_offset
@@ -732,7 +733,7 @@ class RaftNode(Observer):
     # -- voters in the log ---------------------------------------------------------------------------------
 
     def _note_voters(self, start: int, batch: Any = None) -> None:
-        """Of what stands in the log from `start` on, or of this batch."""
+        """Note the voters in the log from `start` on, or in this batch."""
         before = self.history.newest.voters
         raws = self._log.batches(start, self._log.end_offset) if batch is None else (batch,)
         for each in (each for raw in raws for each in read_batches(raw) if each.base_offset >= start):
@@ -763,7 +764,7 @@ class RaftNode(Observer):
     def _flushed(self, trouble: BaseException | None) -> None:
         self._flushing = False
         if trouble is not None:
-            # The kernel may have dropped the pages: nobody may be told anything on the word of this log.
+            # The kernel may have dropped the pages: this log must not be trusted or served any more.
             self._broken = str(trouble) or type(trouble).__name__
             logger.error("the metadata log in %s could not be flushed: %s", self._log.directory, self._broken)
             self._change(Role.UNATTACHED, NEVER)

@@ -69,6 +69,7 @@ class Controller(Protocol):
     def auto_create(self, names: Iterable[str]) -> Any:
         """The answer is dict[str, KafkaError | None]: the error for each topic that did not exist."""
 
+    def alter_partition_reassignments(self, request: Any) -> Any: ...
     def alter_configs(self, wanted: Any, validate_only: bool, context: RequestContext) -> Any: ...
     def incremental_alter_configs(
         self, changes: Any, validate_only: bool, context: RequestContext

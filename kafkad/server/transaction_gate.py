@@ -130,7 +130,7 @@ class TransactionGate:
                 logger.warning("worker %d has not answered for a transaction: %s", worker, trouble)
             answered(codes)
 
-        call = self._services.peers.call(worker, GATE, pack_question(question), TIMEOUT_S)
+        call = present(self._services.peers).call(worker, GATE, pack_question(question), TIMEOUT_S)
         call.add_done_callback(told)
 
     def _questioned(self, _: int, payload: bytes) -> "bytes | asyncio.Future[bytes]":

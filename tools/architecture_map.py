@@ -25,8 +25,8 @@ SENTENCE_LENGTH = 96
 
 
 def tree(root: Path = ROOT) -> list[str]:
-    """Folders (with a final /) and source files, in the order of the map; headers where no source bears
-    their name."""
+    """Return folders (with a final /) and source files, in the order of the map, with headers that have no
+    source of the same name."""
     found: list[str] = []
     for top in TREES:
         if (root / top).is_dir():
@@ -54,7 +54,7 @@ def _is_source(path: Path) -> bool:
     if path.name in ("__init__.py", "__main__.py") and not path.read_text().strip():
         return False
     if path.suffix == ".c":
-        return not path.with_suffix(".pyx").exists()  # else Cython made it
+        return not path.with_suffix(".pyx").exists()  # otherwise Cython made it
     if path.suffix in HEADERS:
         return not path.with_suffix(".pyx").exists()
     return path.suffix in SOURCES
@@ -88,7 +88,7 @@ def render(root: Path = ROOT) -> str:
 
 
 def parse(block: str) -> list[str]:
-    """The paths that a map lists, as `tree` gives them."""
+    """Return the paths in a map, as `tree` does."""
     paths: list[str] = []
     folders: list[str] = []
     for line in block.splitlines():

@@ -59,7 +59,7 @@ class Target:
 
 
 def targets() -> list[Target]:
-    """Every target that headers can be had for; this interpreter brings its own."""
+    """Return every target with available headers; this interpreter has its own."""
     found = {
         Target(minor, machine)
         for machine, maven in MAVEN_MACHINES.items()
@@ -70,7 +70,7 @@ def targets() -> list[Target]:
 
 
 def python_home(target: Target) -> Path:
-    """A CPython for the target, unpacked: bin/, include/, lib/. Fetched once."""
+    """Return the directory of an unpacked CPython for the target (bin/, include/, lib/). Fetch it once."""
     maven = MAVEN_MACHINES[target.machine]
     home = CACHE / f"python-{target}"
     inside = home / "org" / "bytedeco" / "cpython" / maven
@@ -99,7 +99,7 @@ def run(command: list[str], **options) -> None:
 
 
 def translate() -> list[Path]:
-    """The C file of each extension, made anew where its sources are newer."""
+    """Return the C file of each extension; translate those whose sources are newer."""
     run([sys.executable, "setup.py", "--quiet", "--help"])  # setup.py translates before it does anything else
     return sorted(path.with_suffix(".c").relative_to(ROOT) for path in (ROOT / NATIVE).glob("*/*.pyx"))
 
@@ -130,7 +130,7 @@ def compile_all(target: Target, sources: list[Path], into: Path) -> None:
 
 
 def plain_wheel(directory: Path) -> Path:
-    """The wheel without extensions, unpacked."""
+    """Build the wheel without extensions, and return its unpacked directory."""
     run(
         [sys.executable, "setup.py", "--quiet", "bdist_wheel", "--dist-dir", str(directory)],
         env={**os.environ, "KAFKAD_ONLY": "none"},
@@ -143,7 +143,7 @@ def plain_wheel(directory: Path) -> Path:
 
 
 def pack(unpacked: Path, target: Target, directory: Path) -> Path:
-    """Writes a wheel with its tags and its RECORD."""
+    """Write a wheel with its tags and its RECORD."""
     (about,) = unpacked.glob("*.dist-info/WHEEL")
     lines = [
         line
@@ -162,7 +162,7 @@ def build_wheel(target: Target, sources: list[Path]) -> Path:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     unpacked = plain_wheel(work)
-    for stale in unpacked.rglob("*.so"):  # those that lie in the source tree
+    for stale in unpacked.rglob("*.so"):  # from the source tree
         stale.unlink()
     compile_all(target, sources, unpacked / NATIVE)
     wheel = pack(unpacked, target, DIST)

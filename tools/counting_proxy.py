@@ -31,7 +31,7 @@ HEAD = struct.Struct(">ihhih")  # size, key, version, correlation id, length of 
 
 
 class RequestHeads:
-    """Takes a connection's bytes in any pieces, gives (key, version, client id) of each request in them."""
+    """Parses a connection's bytes, in pieces of any size, into (key, version, client id) of each request."""
 
     def __init__(self) -> None:
         self._head = bytearray()
@@ -70,17 +70,17 @@ class CountingProxy:
         self.upstream: tuple[str, int] | None = None
         self.requests: Counter[tuple[str, int]] = Counter()
         self._lock = threading.Lock()
-        self._actions: list[list] = []  # [API, how many are still to come, what to do]
+        self._actions: list[list] = []  # [API, requests until then, action]
         self._open: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def at(self, api: str, nth: int, action: Callable[[], object]) -> None:
-        """Runs `action` once, before the nth counted request of this API from now on is passed on."""
+        """Run `action` once, before the nth counted request of this API from now on is forwarded."""
         with self._lock:
             self._actions.append([api, nth, action])
 
     def take(self) -> Counter[tuple[str, int]]:
-        """What was counted since the last call; actions that never ran are forgotten."""
+        """Return the counts since the last call, and forget actions that have not run."""
         with self._lock:
             taken, self.requests = self.requests, Counter()
             self._actions.clear()
@@ -146,7 +146,7 @@ class CountingProxy:
 
 
 def close(connection: socket.socket) -> None:
-    """Wakes the thread that reads it, which close() alone does not."""
+    """Close a socket, and wake the thread that reads from it, which close() alone does not."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:

@@ -19,7 +19,7 @@ PACKAGES = ("openjdk-17-jre-headless", "default-jre-headless")
 
 
 def version_of(java: str | None) -> int:
-    """The major version, 0 if there is none."""
+    """Return the major version; 0 if there is none."""
     if not java:
         return 0
     try:
@@ -31,7 +31,7 @@ def version_of(java: str | None) -> int:
 
 
 def sparks_java() -> str | None:
-    """Where Spark looks: JAVA_HOME if it is set, else the PATH."""
+    """Return the Java that Spark uses: of JAVA_HOME if it is set, otherwise of the PATH."""
     home = os.environ.get("JAVA_HOME")
     return os.path.join(home, "bin", "java") if home else shutil.which("java")
 

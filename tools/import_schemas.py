@@ -89,7 +89,7 @@ class Range:
         return Range(low, high) if low <= high else None
 
     def text(self, whole: "Range") -> str:
-        """As short as it can be said of a message that has the versions `whole`."""
+        """Return the shortest notation, in a message that has the versions `whole`."""
         if self.high >= whole.high:
             return f"{self.low}+"
         return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
@@ -144,7 +144,8 @@ def read_definition(path: Path) -> Message:
 
 
 def read_fields(sources: list[dict], parent: Range, structs: dict[str, list[dict]]) -> list[Field]:
-    """The fields that some version of `parent` has, with every range clipped to the versions that can be."""
+    """Return the fields that some version of `parent` has, with each range clipped to the possible
+    versions."""
     fields = []
     for source in sources:
         tagged = Range.parse(source.get("taggedVersions"))
@@ -178,7 +179,7 @@ def read_fields(sources: list[dict], parent: Range, structs: dict[str, list[dict
 
 
 def read_default(kind: str, default: object) -> str | None:
-    """A JSON null is no default (a struct then defaults to an empty one); the string "null" is null."""
+    """Parse a default. A JSON null is no default (a struct is then empty); the string "null" is null."""
     if default is None or default == "":
         return None
     text = str(default).lower() if isinstance(default, bool) else str(default)
@@ -198,7 +199,7 @@ def read_default(kind: str, default: object) -> str | None:
 
 
 def merge(newer: Message, older: Message) -> Message:
-    """`newer` with the versions that only `older` has."""
+    """Return `newer` with the versions that only `older` has."""
     if older.versions is None or older.unstable:
         return newer
     if newer.versions is None:
@@ -216,8 +217,8 @@ def merge(newer: Message, older: Message) -> Message:
 
 
 def merge_fields(newer: list[Field], older: list[Field], first_new: int, dropped: Range) -> list[Field]:
-    """Fields of both in one order. What the newer says of its lowest version also holds further down to where
-    the older one began, and is then proven by `layout`."""
+    """Merge the fields of both, in one order. The newer definition of its lowest version is used down to the
+    older one's lowest version; `layout` then checks this."""
     old_by_name = {each.name: each for each in older}
     merged = []
     for each in newer:
@@ -255,7 +256,7 @@ def merge_fields(newer: list[Field], older: list[Field], first_new: int, dropped
 
 
 def layout(fields: list[Field], version: int) -> list[tuple]:
-    """What one version looks like on the wire, in a form to compare."""
+    """Return the layout of one version on the wire, for comparison."""
     return [
         (
             each.name,
@@ -336,7 +337,7 @@ def write_records(heading: str, messages: list[Message]) -> str:
 
 
 def read_tree(tree: Path) -> dict[str, dict[str, Message]]:
-    """Messages by module and name."""
+    """Return the messages by module and name."""
     modules: dict[str, dict[str, Message]] = {}
     for path in sorted(tree.glob("*/src/main/resources/**/*.json")):
         module = path.relative_to(tree).parts[0]

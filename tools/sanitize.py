@@ -32,20 +32,20 @@ UNITS = (
     " segment_scan topic_rights unpacking unpacking_stress value_fuzz value_options watermarks"
 )
 MORE = ("tests/fuzz/test_login_fuzz.py",)  # with brokers of this build
-# what measures time or memory says nothing of this build
+# tests that measure time or memory are meaningless in this build
 NOT = (
     "gives_the_arena_back or bomb_costs or no_buffer_stays_behind or short_turns"
     " or freeing_gives_all_memory_back or window_above_128_mib or keeps_pages_and_not_arenas"
     " or memory_of_a_wide_session"
     " or takes_no_object"
 )
-SHORTAGE = "AddressSanitizer failed to allocate"  # which tests ask for
+SHORTAGE = "AddressSanitizer failed to allocate"  # tests cause this on purpose
 SEEN = "import ctypes; ctypes.memmove(ctypes.create_string_buffer(8), bytes(80), 80)"  # too far
 LIBRARIES = ("libasan.so", "libubsan.so")
 
 
 def copied() -> None:
-    """Makes the copy what the tree is; what has not changed keeps its time, and is not built again."""
+    """Update the copy from the tree. Unchanged files keep their time, so they are not built again."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout
     wanted = {name for name in os.fsdecode(listed).split("\0") if name and (ROOT / name).is_file()}
@@ -55,7 +55,7 @@ def copied() -> None:
         if not target.exists() or source.stat().st_mtime_ns != target.stat().st_mtime_ns:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
-    for path in (COPY / "kafkad").rglob("*"):  # a module that is gone must not be found
+    for path in (COPY / "kafkad").rglob("*"):  # removed modules must not be found
         name = str(path.relative_to(COPY))
         if path.is_file() and path.suffix in (".py", ".pyx", ".pxd") and name not in wanted:
             path.unlink()
@@ -80,7 +80,7 @@ def library(name: str) -> str:
 
 
 def reports() -> list[str]:
-    """What they have found, and have not told before."""
+    """Return the new reports."""
     found = []
     for path in sorted(COPY.glob(f"{REPORT}.*")):
         lines = path.read_text(errors="replace").splitlines()

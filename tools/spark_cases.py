@@ -14,13 +14,13 @@ from spark_world import BASE_MS, Record, World, batches, numbered, outcome, rows
 
 Case = Callable[[World], Any]
 CASES: dict[str, Case] = {}
-# rows of the table that must not look like a pass
+# Rows without a case yet: they must not look like a pass.
 LATER = {
-    "later: holes of a compacted topic": "with log compaction",
-    "later: read_committed over commits, aborts and an open transaction": "with transactions",
-    "later: SASL and TLS": "with security",
+    "later: holes of a compacted topic": "kafkad has log compaction",
+    "later: read_committed over commits, aborts and an open transaction": "kafkad has transactions",
+    "later: SASL and TLS": "kafkad has both",
 }
-POLL_MS = 4000  # where a fetch that finds nothing is what is looked at
+POLL_MS = 4000  # for cases about fetches without records
 
 
 def case(name: str) -> Callable[[Case], Case]:
@@ -375,7 +375,7 @@ def recreated_false(world: World) -> Any:
 
 
 def recreated(world: World, loss: str) -> Any:
-    """Its offsets begin at 0 again, and the checkpoint stands beyond its end."""
+    """The offsets begin at 0 again, and the checkpoint is beyond the end."""
     topic, table = world.topic(), world.table()
     options = {"startingOffsets": "earliest", "failOnDataLoss": loss, "kafkaConsumer_pollTimeoutMs": POLL_MS}
     world.produce(topic, numbered(30))
@@ -448,7 +448,7 @@ def retention_false(world: World) -> Any:
 
 
 def retention(world: World, loss: str) -> Any:
-    """Time-based, of records that say they are old: all that is there goes, the active segment too."""
+    """Time-based retention of records with old timestamps: everything is deleted, also the active segment."""
     topic, table = world.topic(retention_ms=-1), world.table()
     options = {"startingOffsets": "earliest", "failOnDataLoss": loss, "kafkaConsumer_pollTimeoutMs": POLL_MS}
     world.produce(topic, numbered(10))
@@ -527,7 +527,7 @@ def killed_and_failed(world: World) -> Any:
 
 @case("trouble: broker killed with -9 while the sink writes")
 def killed_sink(world: World) -> Any:
-    """At least once, by contract: what counts is that nothing is missing."""
+    """At-least-once by contract: no record may be missing."""
     topic = world.topic()
     frame = world.spark.range(0, 20_000, 1, 1).selectExpr("cast(id as string) value", "repeat('k', 200) key")
     world.proxy.at("Produce", 8, world.restart_soon())
@@ -611,7 +611,7 @@ def rows_without_time(frame: Any) -> Any:
 
 
 def split_columns(text: str) -> list[str]:
-    """At the commas outside of brackets."""
+    """Split at the commas outside of brackets."""
     parts, depth, last = [], 0, 0
     for at, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")

@@ -45,7 +45,7 @@ SHOWN = ("kafkad", "jvm")  # whose requests the table has
 def run(
     spark: Any, brokers: list[str], names: list[str], done: Callable[[str, dict[str, Any]], None]
 ) -> None:
-    """Runs each case on each broker in turn, and tells `done` its cell. A case that raises is one, too."""
+    """Run each case on each broker in turn, and call `done` with its cell; an exception is a cell, too."""
     scratch = Path(tempfile.mkdtemp(prefix="spark-matrix-"))
     try:
         with ExitStack() as open_until_the_end:
@@ -83,7 +83,7 @@ def run_case(world: World, name: str) -> dict[str, Any]:
 
 
 def verdict(cell: dict[str, dict[str, Any]]) -> str:
-    """ "equal", "DIFFERS", or what is missing."""
+    """Return "equal", "DIFFERS", or what is missing."""
     if failed := [kind for kind in BROKERS if "error" in cell.get(kind, {})]:
         return "did not end on " + ", ".join(failed)
     if missing := [kind for kind in BROKERS if kind not in cell]:
@@ -92,7 +92,7 @@ def verdict(cell: dict[str, dict[str, Any]]) -> str:
 
 
 def difference(path: str, ours: Any, theirs: Any) -> list[str]:
-    """Where the results of kafkad and of JVM Kafka differ, a line each."""
+    """Return the differences between the results of kafkad and JVM Kafka, one line each."""
     if ours == theirs:
         return []
     if isinstance(ours, dict) and isinstance(theirs, dict):
@@ -132,7 +132,8 @@ def requests_text(cell: dict[str, dict[str, Any]]) -> str:
 
 
 def markdown(results: dict[str, dict[str, Any]]) -> str:
-    """`results`: PySpark's version -> a file's content. Requests are those of the newest version."""
+    """Return the table. `results`: PySpark's version -> a file's content. Requests are of the newest
+    version."""
     versions = sorted(results)
     newest = results[versions[-1]]["cells"]
     lines = [
@@ -142,8 +143,10 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
     for name in CASES:
         said = [verdict(results[v]["cells"].get(name, {})) for v in versions]
         lines.append(f"| {name} | {' | '.join(said)} | {requests_text(newest.get(name, {}))} |")
-    for name, when in LATER.items():
-        lines.append(f"| {name} | " + " | ".join("not yet" for _ in versions) + f" | follows {when} |")
+    for name, note in LATER.items():
+        lines.append(
+            f"| {name} | " + " | ".join("not yet" for _ in versions) + f" | {note}; not compared here yet |"
+        )
     highest: dict[str, list[int]] = {}
     for cell in newest.values():
         for place, kind in enumerate(SHOWN):

@@ -39,8 +39,8 @@ from counting_proxy import UNCOUNTED, CountingProxy  # noqa: E402
 from kafkad.testing import Broker  # noqa: E402
 from tests.jvm import JARS, TEST_CONFIG, JvmKafka, fetch_jars  # noqa: E402
 
-BASE_MS = 1_704_067_200_000  # 2024-01-01: what the nth record says is BASE_MS + n seconds
-ROWS_SHOWN = 40  # more of them are a digest
+BASE_MS = 1_704_067_200_000  # 2024-01-01; the nth record has BASE_MS + n seconds
+ROWS_SHOWN = 40  # above that, a digest
 WAIT_S = 60
 BROKER_CONFIG = {
     **TEST_CONFIG,
@@ -62,7 +62,7 @@ class Record(NamedTuple):
 
 
 def numbered(count: int, partitions: int = 1, first: int = 0, size: int = 0) -> list[Record]:
-    """`count` records for each partition, `n` at BASE_MS + n seconds."""
+    """Return `count` records for each partition, the nth at BASE_MS + n seconds."""
     return [
         Record(b"%d" % n + b"." * size, b"k%d" % n, partition, None, BASE_MS + n * 1000)
         for n in range(first, first + count)
@@ -96,7 +96,8 @@ def make_spark(**settings: str) -> Any:
 
 
 class World:
-    """A broker of one kind (kafkad, kafkad-2, jvm) and all that a case does with it; `begin(case)` first."""
+    """A broker of one kind (kafkad, kafkad-2, jvm), and the operations of a case; call `begin(case)`
+    first."""
 
     def __init__(self, kind: str, spark: Any, scratch: Path, proxy: CountingProxy) -> None:
         self.kind, self.spark, self.scratch, self.proxy = kind, spark, scratch, proxy
@@ -130,11 +131,11 @@ class World:
 
     @property
     def own(self) -> dict[str, Any]:
-        """Settings of a client that the proxy does not count."""
+        """Return the settings of a client that the proxy does not count."""
         return {"bootstrap.servers": self.proxy.address, "client.id": UNCOUNTED, "log_level": 0}
 
     def topic(self, partitions: int = 1, name: str = "", **config: object) -> str:
-        """Makes a topic named after the case; keys as `retention_ms`."""
+        """Create a topic named after the case; configuration keys are like `retention_ms`."""
         if not name:
             self._topics += 1
             name = f"{self.case}-{self._topics}"
@@ -188,7 +189,7 @@ class World:
         assert not left and not failed, f"{left} records are left, {failed[:1]}"
 
     def read_topic(self, name: str, count: int, partition: int = 0) -> list[list[Any]]:
-        """What is in it, by librdkafka: the sink's results are not judged by Spark itself."""
+        """Return the records, read by librdkafka, so that Spark does not judge its own sink."""
         reader = Consumer({**self.own, "group.id": "setup", "enable.auto.commit": False})
         reader.assign([TopicPartition(name, partition, OFFSET_BEGINNING)])
         got: list[list[Any]] = []
@@ -208,12 +209,12 @@ class World:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """SIGKILL; `kills` counts them in a case, which says that it came to that."""
+        """Send SIGKILL. `kills` counts them, so a case can check that it happened."""
         self.broker.kill()
         self.kills += 1
 
     def restart_soon(self, seconds: float = 0.5) -> Callable[[], None]:
-        """For `proxy.at`: kill -9, and half a second later the broker starts again over the same data."""
+        """For `proxy.at`: kill -9; half a second later the broker starts again with the same data."""
 
         def again() -> None:
             time.sleep(seconds)
@@ -237,7 +238,7 @@ class World:
         return self._options(writer.format("kafka"), "", {**({"topic": topic} if topic else {}), **options})
 
     def _options(self, builder: Any, subscribe: str, options: dict[str, object]) -> Any:
-        """Option names as Kafka's, but for `kafka_max_poll_records`, which is kafka.max.poll.records."""
+        """Return options with Kafka's names: `kafka_max_poll_records` is kafka.max.poll.records."""
         builder = builder.option("kafka.bootstrap.servers", self.proxy.address)
         if subscribe:
             builder = builder.option("subscribe", subscribe)
@@ -247,7 +248,7 @@ class World:
         return builder
 
     def table(self) -> Table:
-        """Where a streaming query of this case lands, with its checkpoint."""
+        """Return the table for a streaming query of this case, with its checkpoint."""
         self._runs += 1
         return Table(self.spark, self.scratch / self.kind / f"{self.case}-{self._runs}")
 
@@ -261,7 +262,7 @@ class World:
 
 
 class Table:
-    """A Parquet table that queries append to, one after the other, over one checkpoint."""
+    """A Parquet table to which queries append, one after the other, with one checkpoint."""
 
     def __init__(self, spark: Any, where: Path) -> None:
         self.spark, self.path, self.checkpoint = spark, str(where / "table"), str(where / "checkpoint")
@@ -272,7 +273,7 @@ class Table:
         return (writer.trigger(**trigger) if trigger else writer).start()
 
     def run(self, frame: Any, **trigger: object) -> dict[str, Any]:
-        """To the end of what is there (trigger available-now); the progress of its batches."""
+        """Run to the end of the data (trigger available-now). Return the progress of the batches."""
         query = self.start(frame, **(trigger or {"availableNow": True}))
         try:
             query.awaitTermination(WAIT_S * 2)
@@ -296,7 +297,7 @@ class Table:
 
 
 def rows(frame: Any) -> Any:
-    """All rows in the order of topic, partition and offset; of many, their count and a digest."""
+    """Return all rows by topic, partition and offset; if there are many, their count and a digest."""
     names = COLUMNS + (["headers"] if "headers" in frame.columns else [])
     got = [[shown(row[name]) for name in names] for row in frame.select(*names).collect()]
     got.sort(key=lambda row: row[2:5])
@@ -333,7 +334,7 @@ def text(value: bytes | None) -> str | None:
 
 
 def batches(query: Any) -> list[Any]:
-    """[start offsets, end offsets, rows] of each micro-batch that had rows."""
+    """Return [start offsets, end offsets, rows] of each micro-batch that had rows."""
     told = []
     for progress in query.recentProgress:
         said = json.loads(progress.json)
@@ -344,7 +345,7 @@ def batches(query: Any) -> list[Any]:
 
 
 def failure(error: BaseException) -> list[str]:
-    """Java classes of a failure with their conditions, from the outside in; [] is never returned."""
+    """Return the Java classes of a failure with their conditions, from the outside in; never []."""
     chain = [type(error).__name__]
     cause: Any = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
     while cause is not None and len(chain) < 12:
@@ -361,7 +362,7 @@ def failure(error: BaseException) -> list[str]:
 
 
 def outcome(run: Callable[[], Any]) -> Any:
-    """What `run` returns, or how it failed."""
+    """Return the result of `run`, or how it failed."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 

@@ -28,16 +28,16 @@ from rich.table import Table
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 UNIT_TESTS = ("test_crc32c.py", "test_batch.py", "test_protocol_codec.py")
 ARM_SYSTEM = Path("/usr/aarch64-linux-gnu")
-STARTS_PYTHON = "not importing_reads_no_schema"  # a program started from within would not be emulated
+STARTS_PYTHON = "not importing_reads_no_schema"  # the program that it starts would not be emulated
 READY_SECONDS = 120  # qemu is slow
 
 
 class Failed(Exception):
-    """One sentence."""
+    """An error message."""
 
 
 class Environment:
-    """A Python with nothing but what is installed into it; `python` starts it."""
+    """A separate Python environment; `python` is its command."""
 
     python: list[str]
     variables: dict[str, str]
@@ -53,7 +53,7 @@ class Environment:
 
 
 def kept(*names: str) -> dict[str, str]:
-    """The variables that pip needs to reach its index; no PATH, so no compiler."""
+    """Return the variables that pip needs to reach its index; without PATH, so without a compiler."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -62,7 +62,7 @@ def kept(*names: str) -> dict[str, str]:
 
 
 class Venv(Environment):
-    """Of the interpreter that runs this."""
+    """A virtual environment of the running interpreter."""
 
     def __init__(self, directory: Path, *, compiler: bool = False) -> None:
         subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
@@ -75,7 +75,7 @@ class Venv(Environment):
 
 
 class Unpacked(Environment):
-    """A CPython that Maven brought."""
+    """A CPython from Maven Central."""
 
     def __init__(self, directory: Path, target: Target) -> None:
         shutil.copytree(python_home(target), directory, symlinks=True)
@@ -92,7 +92,7 @@ class Unpacked(Environment):
 
 
 class Emulated(Environment):
-    """A CPython of another machine under qemu. pip runs here, and installs for there."""
+    """A CPython of another machine under qemu. pip runs natively, and installs for that machine."""
 
     def __init__(self, directory: Path, target: Target) -> None:
         qemu = shutil.which(f"qemu-{target.machine}-static")
@@ -121,7 +121,8 @@ class Emulated(Environment):
 
 
 def zlib(directory: Path) -> Path:
-    """libz of arm64, which Python's gzip wants and no cross package has: unpacked from Debian's."""
+    """Return libz of arm64, which Python's gzip needs and no cross package has: unpacked from Debian's
+    package."""
     found = sorted(ARM_SYSTEM.rglob("libz.so.1")) + sorted(
         Path("/usr/lib/aarch64-linux-gnu").glob("libz.so.1")
     )
@@ -148,7 +149,7 @@ def free_port() -> int:
 
 
 def serve_and_use(environment: Environment, directory: Path) -> float:
-    """Returns the seconds until the broker was ready."""
+    """Use a broker. Return the seconds until it was ready."""
     address = f"127.0.0.1:{free_port()}"
     log = directory / "serve.log"
     begun = time.monotonic()
@@ -193,7 +194,7 @@ def serve_and_use(environment: Environment, directory: Path) -> float:
 
 
 def try_file(path: Path, directory: Path) -> str:
-    """What was seen, in a few words. Raises Failed."""
+    """Test a file, and return a short summary. Raises Failed."""
     if path.name.endswith(".tar.gz"):
         environment: Environment = Venv(directory / "venv", compiler=True)
         begun = time.monotonic()

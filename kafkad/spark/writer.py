@@ -8,17 +8,17 @@
 
 Other columns are ignored, as in Spark's own sink. A task encodes its record batches natively
 (`_native/wire/record_encode`) and compresses them while the previous ones are in flight.
-`kafkad.client.producer` sends them with acks=all and the task's own producer id, so its retries (a broker was
-killed and came back) write nothing twice.
+`kafkad.client.producer` sends them with acks=all and the task's own producer id, so retries (after a broker
+was killed and restarted) write nothing twice.
 
     RecordWriter(config).write(batch) … .close()       a RecordBatch with these columns, to one topic or many
     TopicWriter(...).append(value, key, …) … .flush()   columns, to one topic: dead letters, benchmarks
 
-A streaming query writes each row once: a task's rows are one transaction (client/batch_transaction;
-spark/exactly_once tells whose). So does a batch job that has a `jobId`.
+A streaming query writes each row once: the rows of a task are one transaction (client/batch_transaction),
+named by spark/exactly_once. A batch job with a `jobId` does the same.
 
-Beware: otherwise rows are written at least once. If Spark runs a failed task again, or runs a task twice
-(speculation), its rows are written again, with another producer id."""
+Beware: otherwise rows are written at least once. If Spark repeats a failed task, or runs a task twice
+(speculation), the rows are written again, with another producer id."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -45,15 +45,15 @@ from kafkad.protocol import compression as codecs
 from kafkad.protocol.errors import KafkaError
 from kafkad.spark.exactly_once import Task, task_of
 
-BATCH_BYTES = 512 << 10  # kafka.batch.size: bulk, where Java's 16 KB are for a record now and then
+BATCH_BYTES = 512 << 10  # kafka.batch.size: for bulk writes; Java's 16 KB suit single records
 REQUEST_BYTES = 4 << 20  # kafka.max.request.size
-HAND_OVER_BYTES = 8 << 20  # so much is encoded while as much is being sent
+HAND_OVER_BYTES = 8 << 20  # encoded while the previous ones are being sent
 TRANSACTION_TIMEOUT_MS = 600_000  # kafka.transaction.timeout.ms: no task may take longer
-ROWS_OF_A_BATCH = 10_000  # where rows come one by one (PySpark 4.0's streaming sink)
+ROWS_OF_A_BATCH = 10_000  # if rows come one by one (PySpark 4.0's streaming sink)
 
 
 class WriteRefused(ValueError):
-    """The columns or options do not go; the message is one sentence."""
+    """The columns or options are refused; the message is one sentence."""
 
 
 class WriteFailed(Exception):
@@ -62,7 +62,7 @@ class WriteFailed(Exception):
 
 # -- options -----------------------------------------------------------------------------------------------
 
-# what a writer is told beside kafka.*; Spark brings some of its own along
+# options other than kafka.*; Spark adds some of its own
 OPTIONS = (
     "topic", "includeHeaders", "checkpointLocation", "queryName", "path", "outputMode",
     "exactlyOnce", "jobId",
@@ -70,7 +70,7 @@ OPTIONS = (
 
 EXACTLY_ONCE = {"auto": None, "true": True, "false": False}
 
-# kafka.* that change nothing here, since a task sends all that it has as soon as a batch is full
+# kafka.* options without an effect, because a task sends each batch as soon as it is full
 WITHOUT_EFFECT = (
     "buffer.memory", "linger.ms", "max.in.flight.requests.per.connection", "send.buffer.bytes",
     "receive.buffer.bytes", "connections.max.idle.ms", "metadata.max.age.ms", "metadata.max.idle.ms",
@@ -102,7 +102,7 @@ READ = (
 
 @dataclass(frozen=True)
 class WriterConfig:
-    """What the options say; picklable."""
+    """The parsed options; picklable."""
 
     bootstrap: str
     topic: str | None = None
@@ -117,13 +117,13 @@ class WriterConfig:
     request_seconds: float = 30.0
     block_seconds: float = 60.0
     security: dict[str, str] = field(default_factory=dict)  # security.protocol, sasl.*, ssl.*
-    exactly_once: bool | None = None  # None: where Spark tells a task what it is part of
+    exactly_once: bool | None = None  # None: if Spark tells a task its query and batch
     job: str | None = None  # jobId
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "WriterConfig":
-        """From the options of a DataFrameWriter, whose names know no case. Raises WriteRefused."""
+        """Parse the options of a DataFrameWriter, whose names are case-insensitive. Raises WriteRefused."""
         given = {name.lower(): str(value) for name, value in options.items()}
         kafka = {name[6:]: value for name, value in given.items() if name.startswith("kafka.")}
         check_names(given, kafka)
@@ -236,7 +236,7 @@ TYPES: dict[str, str] = {
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
-    """Raises WriteRefused, for what Spark's own sink refuses too."""
+    """Raise WriteRefused for columns that Spark's own sink refuses, too."""
     types = {each.name: each.dataType for each in schema.fields}
     if "value" not in types:
         raise WriteRefused("the data has no column 'value', which is required (string or binary)")
@@ -268,7 +268,7 @@ def fits(name: str, given: DataType) -> bool:
 
 
 class TopicWriter:
-    """Arrow columns to one topic. `append` encodes and sends while it encodes on; what it was given is
+    """Writes Arrow columns to one topic. `append` encodes while earlier records are sent; all records are
     delivered when `flush` returns. Raises WriteFailed, WriteRefused."""
 
     def __init__(
@@ -282,8 +282,8 @@ class TopicWriter:
         self.topic = topic
         self._transaction = transaction
         self.config = config
-        self.written = 0  # records that were acknowledged
-        self._sender = sender  # of one thread, which alone uses the cluster
+        self.written = 0  # acknowledged records
+        self._sender = sender  # runs the only thread that uses the cluster
         self._under_way: Future[None] | None = None
         self._producer = self._in_sender(lambda: self._open(cluster)).result()
         count = len(self._producer.partitions)
@@ -292,8 +292,8 @@ class TopicWriter:
     def append(
         self, value: Any, key: Any = None, headers: Any = None, partition: Any = None, timestamp: Any = None
     ) -> None:
-        """Arrays of equal length: strings or binaries; list<struct<key, value>>; int32; microseconds, for
-        now where it is null or not given."""
+        """Append arrays of equal length: strings or binaries; list<struct<key, value>>; int32; microseconds
+        (null or not given: now)."""
         now_ms, at, rows = time.time_ns() // 1_000_000, 0, len(value)
         while at < rows:
             try:
@@ -364,10 +364,10 @@ class TopicWriter:
 
 
 class RecordWriter:
-    """Record batches to the topics that they name, or to the one of the option. A context manager: what was
-    written is delivered, and committed, when it ends without an exception.
+    """Writes record batches to the topics that they name, or to the topic of the option. A context manager:
+    if it ends without an exception, everything is delivered and committed.
 
-    task: writes in a transaction; `is_done` after the first rows says that they are there already."""
+    `task`: write in its transaction. `is_done`, after the first rows: an earlier try has written them."""
 
     def __init__(self, config: WriterConfig, task: Task | None = None) -> None:
         self.config = config
@@ -386,7 +386,7 @@ class RecordWriter:
 
     @property
     def is_done(self) -> bool:
-        """An earlier try of the task has committed its rows."""
+        """Whether an earlier try of the task has committed its rows."""
         return self._transaction is not None and self._transaction.is_done
 
     def _begin(self) -> None:
@@ -400,7 +400,7 @@ class RecordWriter:
         )
 
     def _in_transaction(self, job: Any) -> Any:
-        """In the thread that alone uses the cluster."""
+        """Runs in the only thread that uses the cluster."""
         try:
             return self._sender.submit(job).result()
         except (KafkaError, Unreachable) as trouble:
@@ -440,13 +440,13 @@ class RecordWriter:
             writer.flush()
 
     def commit(self) -> None:
-        """What was flushed, where there is a transaction."""
+        """Commit the flushed records, if there is a transaction."""
         transaction, topics = self._transaction, list(self._topics)
         if transaction is not None and topics:
             self._in_transaction(lambda: transaction.commit(topics[0], self.written))
 
     def _abort(self) -> None:
-        """Readers of committed data need not wait for the next try."""
+        """Abort, so that readers of committed data do not wait for the next try."""
         transaction = self._transaction
         if transaction is not None:
             with suppress(KafkaError, Unreachable):
@@ -475,13 +475,13 @@ class RecordWriter:
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task says when all that it was given is acknowledged."""
+    """A task's message to the driver, after all its records were acknowledged."""
 
     rows: int
 
 
 def write_all(config: WriterConfig, batches: Iterable[pa.RecordBatch], task: Task | None = None) -> Written:
-    """task: of which the rows are; each is then written once, however often this is called for it."""
+    """Write all batches. With a `task`, its rows are written once, even if this is called again for it."""
     if config.exactly_once is False:
         task = None
     elif config.exactly_once and task is None:
@@ -522,7 +522,7 @@ if StreamArrowWriter is not None:
 
 
 class RowStreamWriter(DataSourceStreamWriter):
-    """For PySpark 4.0, whose streaming sinks are given rows."""
+    """For PySpark 4.0, whose streaming sinks get rows."""
 
     def __init__(self, config: WriterConfig, schema: StructType) -> None:
         self.config = config

@@ -23,8 +23,9 @@ from kafkad.protocol.compression import ZSTD
 from kafkad.protocol.records import Record, build_batch
 from kafkad.testing import Broker
 from tests.differential import SILENT, Comparison, Request, Run, Symbol
+from tests.differential_choices import BROKER, INT32, TOPIC
 from tests.differential_groups import Group
-from tests.differential_requests import BROKER, INT32, TOPIC, Script
+from tests.differential_requests import Script
 from tests.differential_transactions import APIS, Transactions
 from tests.jvm import TEST_CONFIG, ZOOKEEPER_LINE, JvmKafka
 from tests.wire import produce_request

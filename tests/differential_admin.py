@@ -1,4 +1,4 @@
-"""Administrative requests for tests/differential_requests.py: cluster, topics, configurations, logins, ACLs."""
+"""Administrative requests of tests/differential_requests.py: cluster, topics, configurations, ACLs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Answers of a broker with several workers and of one with a single worker, compared (world: test_routing.py)."""
+"""Answers of a broker with several workers, compared with those of one worker (world: test_routing.py)."""
 
 import random
 

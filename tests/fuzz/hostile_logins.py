@@ -437,7 +437,7 @@ def any_frame(peer: Peer, chance: random.Random) -> bytes:
             frame[chance.randrange(4, len(frame))] = chance.randrange(256)
     size = len(frame)
     if chance.random() < 0.1:
-        size = chance.choice((0, 1, 3, size - 1, size + 1, HUGE, 2**31 - 1, -1 & 0xFFFFFFFF))
+        size = chance.choice((0, 1, 3, size - 1, size + 1, HUGE, 2**31 - 1, -1)) & 0xFFFFFFFF
     return size.to_bytes(4, "big") + frame
 
 

@@ -18,6 +18,7 @@ from kafkad.client.producer import Producer
 from kafkad.testing import Broker
 from tests.clients import create_topic, read_partition
 from tests.jvm import JARS, fetch_jars
+from tests.secured_token import token_world
 from tests.sparks import spark_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -454,3 +455,35 @@ def test_what_is_wrong_with_a_stream_is_one_sentence(spark, broker, topic, tmp_p
 
 
 logging.getLogger("py4j").setLevel(logging.WARNING)
+
+
+# -- security -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.java
+@pytest.mark.skipif(not ADMISSION, reason="the connector 4.2.0 does not run on older PySparks")
+def test_jobs_log_in_with_a_delegation_token(spark, tmp_path):
+    """Over TLS, in Kafka's words (KIP-48): kafkad's source and sink, and Spark's own connector. The tasks
+    know the token's id and HMAC, and no password. When it is expired, whoever connects is out."""
+    if not fetch_jars.is_complete("spark-sql-kafka"):
+        pytest.fail("the jars of Spark's connector are missing (make test fetches them)")
+    with token_world(tmp_path) as (options, expire):
+        numbers = spark.range(200).selectExpr("cast(cast(id as string) as binary) value")
+        numbers.write.format("kafkad").options(**options, topic="ours").mode("append").save()
+        numbers.write.format("kafka").options(**options, topic="theirs").save()
+        for reader, topic in (("kafkad", "theirs"), ("kafka", "ours"), ("kafkad", "ours")):
+            read = spark.read.format(reader).options(**options, subscribe=topic).load()
+            found = sorted(int(bytes(row.value)) for row in read.select("value").collect())
+            assert found == list(range(200)), (reader, topic)
+        given = {**options, "subscribe": "theirs", "startingOffsets": "earliest"}
+        land(spark.readStream.format("kafkad").options(**given).load(), tmp_path).awaitTermination()
+        assert landed(spark, tmp_path) == list(range(200))
+        expire()
+        with pytest.raises(Exception) as raised:
+            fresh = {
+                **options,
+                "kafka.client.id": "fresh",
+                "subscribe": "ours",
+            }  # no connection that is there
+            spark.read.format("kafkad").options(**fresh).load().collect()
+        assert "SCRAM-SHA-256" in str(raised.value), sentence(raised)

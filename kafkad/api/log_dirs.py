@@ -71,7 +71,8 @@ def alter_replica_log_dirs(services: Services, context: RequestContext, request:
             _alter(services, name, index, path)
         except KafkaError as trouble:
             code = trouble.code
-            logger.warning("%s-%d cannot be moved to %s: %s", name, index, path, trouble)
+            if (services.partitions.owner_of(name, index) or 0) == services.me:  # one of several workers
+                logger.warning("%s-%d cannot be moved to %s: %s", name, index, path, trouble)
         answer = topics.get(name)
         if answer is None:
             answer = topics[name] = messages.AlterReplicaLogDirsResponse.Results(topic_name=name)

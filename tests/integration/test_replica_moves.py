@@ -148,9 +148,10 @@ def directories_of(*places: Path) -> list[str]:
     return sorted(re.sub(r"\.[0-9a-f]{32}", "", name) for name in names)
 
 
-def test_a_replica_moves_while_it_is_written_and_read(dirs):
+@pytest.mark.parametrize("flushes", [{}, {"flush_messages": "1"}], ids=["", "flushed"])
+def test_a_replica_moves_while_it_is_written_and_read(dirs, flushes):
     with dirs.wire() as wire:
-        create_topic(wire, "moved", **SEGMENTS)
+        create_topic(wire, "moved", **SEGMENTS, **flushes)
         fill(wire, "moved", 40)
         stop, troubles, acknowledged = threading.Event(), [], []
         producer = Producer(

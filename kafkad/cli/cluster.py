@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kafkad.cli import cluster_changes, cluster_state
+from kafkad.cli import cluster_changes, cluster_moves, cluster_state
 from kafkad.cli.output import CONTEXT, connected, counted, print_json, server_options, show
 from kafkad.protocol import messages
 from kafkad.protocol.errors import NAMES, KafkaError
@@ -105,6 +105,7 @@ def log_dirs(topic_list: str | None, broker_list: str | None, bootstrap: str, as
                         p.partition_index,
                         p.partition_size,
                         p.offset_lag,
+                        p.is_future_key,
                         error,
                     )
                     for t in directory.topics
@@ -112,9 +113,10 @@ def log_dirs(topic_list: str | None, broker_list: str | None, bootstrap: str, as
                     if topics is None or t.name in topics
                 ]
                 if error and not found:
-                    found = [(node, directory.log_dir, None, None, None, None, error)]
+                    found = [(node, directory.log_dir, None, None, None, None, None, error)]
                 rows += sorted(found, key=lambda row: row[2:4])
-    show(("Broker", "Directory", "Topic", "Partition", "Size", "Offset-lag", "Error"), rows, as_json)
+    columns = ("Broker", "Directory", "Topic", "Partition", "Size", "Offset-lag", "Future", "Error")
+    show(columns, rows, as_json)
 
 
 for _each in (
@@ -123,6 +125,7 @@ for _each in (
     cluster_state.quorum,
     cluster_changes.elect,
     cluster_changes.reassign,
+    cluster_moves.move,
     cluster_changes.features,
     cluster_changes.unregister,
 ):

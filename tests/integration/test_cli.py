@@ -26,7 +26,16 @@ JSON_KEYS = {
         *("type", "name", "key", "value", "source", "read_only", "sensitive"),
     },
     "cluster api-versions": {"broker", "key", "api", "lowest", "highest", "usable"},
-    "cluster log-dirs": {"broker", "directory", "topic", "partition", "size", "offset_lag", "error"},
+    "cluster log-dirs": {
+        "broker",
+        "directory",
+        "topic",
+        "partition",
+        "size",
+        "offset_lag",
+        "future",
+        "error",
+    },
 }
 
 

@@ -4,6 +4,8 @@ A move is held in the middle by a rate of next to nothing, and let go by the end
 
 import json
 import re
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -256,6 +258,29 @@ def test_a_move_back_cancels_and_another_request_is_none(dirs):
         numbers(dirs.broker, "moved", 0, 100)
         assert alter(wire, "moved", 0, target) == errors.NONE  # it is there
         assert set(described(wire, "moved")) == {False}
+
+
+def test_our_own_command_moves_and_shows_replicas(dirs):
+    def command(*arguments: str) -> tuple[int, list[dict[str, object]]]:
+        line = [sys.executable, "-m", "kafkad", "cluster", "move", *arguments, "--json"]
+        done = subprocess.run(
+            [*line, "--bootstrap-server", dirs.broker.bootstrap],
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+        )
+        return done.returncode, json.loads(done.stdout)
+
+    with dirs.wire() as wire:
+        target = start_held(dirs, wire, "moved", 50)
+        source = place(wire, "moved")
+        code, [row] = command()
+        assert (code, row["topic"], row["partition"], row["directory"]) == (0, "moved", 0, str(target))
+        assert row["offset_lag"] > 0
+        assert command(f"moved-0={source}")[0] == 0
+        assert command() == (0, [])
+        code, [row] = command("moved-0=/nowhere")
+        assert code != 0 and row["error"] == "LOG_DIR_NOT_FOUND"
 
 
 def test_a_topic_is_deleted_while_it_moves(dirs):

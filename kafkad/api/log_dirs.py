@@ -15,6 +15,7 @@ from kafkad.protocol.errors import KafkaError
 
 logger = logging.getLogger(__name__)
 
+REFUSED_LOGGED: Final = 10  # of the replicas that one request wants to be moved
 FUTURE_LENGTH: Final = 1 + 32 + len(FUTURE_DIR)  # of what a copy's directory has behind the plain name
 
 
@@ -65,6 +66,7 @@ def alter_replica_log_dirs(services: Services, context: RequestContext, request:
                 yield
     response = messages.AlterReplicaLogDirsResponse()
     topics: dict[str, Any] = {}
+    refused = 0
     for (name, index), path in wanted.items():
         code = errors.NONE
         try:
@@ -72,7 +74,9 @@ def alter_replica_log_dirs(services: Services, context: RequestContext, request:
         except KafkaError as trouble:
             code = trouble.code
             if (services.partitions.owner_of(name, index) or 0) == services.me:  # one of several workers
-                logger.warning("%s-%d cannot be moved to %s: %s", name, index, path, trouble)
+                refused += 1
+                if refused <= REFUSED_LOGGED:
+                    logger.warning("%s-%d cannot be moved to %s: %s", name, index, path, trouble)
         answer = topics.get(name)
         if answer is None:
             answer = topics[name] = messages.AlterReplicaLogDirsResponse.Results(topic_name=name)
@@ -81,6 +85,8 @@ def alter_replica_log_dirs(services: Services, context: RequestContext, request:
             messages.AlterReplicaLogDirsResponse.Results.Partitions(partition_index=index, error_code=code)
         )
         yield
+    if refused > REFUSED_LOGGED:
+        logger.warning("%d more replicas cannot be moved", refused - REFUSED_LOGGED)
     return response
 
 

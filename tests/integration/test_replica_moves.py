@@ -462,10 +462,9 @@ def test_a_move_begun_by_one_is_gone_on_with_by_the_other(tmp_path, begins):
 
 
 @pytest.mark.workers()  # it has its own number
-@pytest.mark.parametrize("workers", [1, 2])
-def test_replicas_of_a_cluster_move(tmp_path, workers):
+def test_replicas_of_a_cluster_move(tmp_path):
     """A leader's and a follower's; the ISR stays whole, also after a restart."""
-    with MemberCluster(tmp_path, brokers=2, workers=workers, second_directories=True) as cluster:
+    with MemberCluster(tmp_path, brokers=2, workers={1: 1, 2: 2}, second_directories=True) as cluster:
         places = {number: [tmp_path / f"broker-{number}", tmp_path / f"second-{number}"] for number in (1, 2)}
         topic = NewTopic("moved", 1, replica_assignment=[[1, 2]])
         cluster.admin.create_topics([topic])["moved"].result(WAIT_S)
@@ -494,3 +493,21 @@ def test_replicas_of_a_cluster_move(tmp_path, workers):
             with Wire(member.bootstrap, timeout=WAIT_S) as wire:
                 assert place(wire, "moved") == targets[number]
         numbers(cluster, "moved", 0, 1000)
+        for topic, directory in zip(("here", "there"), places[2], strict=True):
+            replica_begins_in(cluster, topic, directory)
+
+
+def replica_begins_in(cluster: MemberCluster, topic: str, directory: Path) -> None:
+    """Broker 2 is told where its replica shall be before it has one."""
+    new = NewTopic(topic, 1, replica_assignment=[[1]])
+    cluster.admin.create_topics([new])[topic].result(WAIT_S)
+    with Wire(cluster.members[2].bootstrap, timeout=WAIT_S) as wire:
+        assert alter(wire, topic, 0, directory) == errors.REPLICA_NOT_AVAILABLE
+        asked = messages.AlterPartitionReassignmentsRequest
+        partition = asked.Topics.Partitions(partition_index=0, replicas=[1, 2])
+        wanted = asked.Topics(name=topic, partitions=[partition])
+        answer = wire.ask(asked(topics=[wanted], timeout_ms=30_000), 0)
+        assert answer.responses[0].partitions[0].error_code == 0
+        cluster.whole(topic)
+        wait_until(lambda: described(wire, topic), WAIT_S)
+        assert place(wire, topic) == directory

@@ -24,8 +24,8 @@ from tests.wire import Wire
 
 # The lowest versions of Kafka 4.3, by API key, where kafkad also serves those of Kafka 3.9.
 KAFKA_4_FROM = {
-    0: 3, 1: 4, 2: 1, 8: 2, 9: 1, 19: 2, 20: 1, 23: 2, 27: 1, 29: 1, 30: 1, 31: 1, 32: 1, 35: 1,
-    38: 1, 39: 1, 40: 1, 41: 1,
+    0: 3, 1: 4, 2: 1, 8: 2, 9: 1, 19: 2, 20: 1, 23: 2, 27: 1, 29: 1, 30: 1, 31: 1, 32: 1, 34: 1,
+    35: 1, 38: 1, 39: 1, 40: 1, 41: 1,
 }  # fmt: skip
 CLOSED = "the connection is closed"
 SILENT = "no answer"

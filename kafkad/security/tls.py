@@ -11,7 +11,6 @@
 A certificate can be replaced while the broker serves. `check_successor` checks the new one.
 (SslFactory, DefaultSslEngineFactory, ChannelBuilders.)"""
 
-import ssl
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -63,7 +62,7 @@ class Place(NamedTuple):
 
 
 class TlsListener(NamedTuple):
-    context: TlsContext
+    context: Any  # TlsContext; ssl.SSLContext for a controller's listener, which Python's ssl serves
     certificate: bytes  # DER; the first of the chain
     trusts: bool  # it has a truststore
 
@@ -97,8 +96,8 @@ def client_options(config: Any, listener: str) -> dict[str, str]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def server_context(config: Any, endpoint: Any, read: Callable[[str], bytes]) -> ssl.SSLContext:
-    """Return the context of a controller's listener, which Python's ssl serves. Raises ConfigError."""
+def controller_listener(config: Any, endpoint: Any, read: Callable[[str], bytes]) -> TlsListener:
+    """Return what a controller's listener serves. Raise ConfigError."""
     return _Listener(config, endpoint, read).python()
 
 
@@ -106,7 +105,7 @@ def check_controllers(config: Any, read: Callable[[str], bytes]) -> None:
     """Raise ConfigError if a controller's listener has no usable certificate."""
     for endpoint in config.controller_endpoints:
         if endpoint.protocol.endswith("SSL"):
-            server_context(config, endpoint, read)
+            controller_listener(config, endpoint, read)
 
 
 def own_values(config: Any, listener: str) -> tuple[Any, ...]:
@@ -175,7 +174,7 @@ class _Listener:
         except TlsError as trouble:
             self._wrong(SUITES if "suite" in str(trouble) else self._key_of_store(), str(trouble))
 
-    def python(self) -> ssl.SSLContext:
+    def python(self) -> TlsListener:
         versions, store, authorities = self._versions(), self._key_store(), self._trust_store()
         client_auth = self._client_auth()
         if client_auth != "none" and not authorities:
@@ -187,9 +186,10 @@ class _Listener:
                 f" listener.name.{self._name.lower()}.{SUITES}= for it",
             )
         try:
-            return python_server(store.key, store.chain, authorities, client_auth, versions)
+            context = python_server(store.key, store.chain, authorities, client_auth, versions)
         except (OSError, ValueError) as trouble:
             self._wrong(self._key_of_store(), str(trouble))
+        return TlsListener(context, store.chain[0], bool(authorities))
 
     def made(self) -> TlsListener:
         versions = self._versions()

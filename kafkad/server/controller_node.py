@@ -11,8 +11,7 @@ answered meanwhile.
 Its listeners have TLS and SASL as a broker's have, and StandardAuthorizer decides who may do what. Before
 the ACLs are read only super users are let in, so nodes are super users.
 
-Not there yet, and refused by config/served: delegation tokens, OAUTHBEARER, a choice of cipher suites, and
-new certificates without a restart.
+Not there yet, and refused by config/served: delegation tokens, OAUTHBEARER, and a choice of cipher suites.
 
 Use: server/lifecycle for process.roles=controller; server/member_metadata for a node that is a broker too."""
 
@@ -44,7 +43,6 @@ from kafkad.raft.metadata_replica import SnapshotPolicy
 from kafkad.raft.node import RaftNode
 from kafkad.raft.quorum_log import QuorumLog
 from kafkad.security.listeners import controller_listeners
-from kafkad.security.tls import server_context
 from kafkad.server.authentication import Authentication, CertificateNames, read_bytes
 from kafkad.server.authorization import FollowedAcls
 from kafkad.server.controller_apis import (
@@ -62,6 +60,7 @@ from kafkad.server.metadata_snapshots import MetadataSnapshots
 from kafkad.server.node_links import controller_links
 from kafkad.server.quorum_node import QuorumNode
 from kafkad.server.scheduler import LoopScheduler
+from kafkad.server.tls_listeners import ControllerContext
 from kafkad.server.turns import Steps, Turns
 
 logger = logging.getLogger("kafkad")
@@ -238,7 +237,7 @@ class ControllerNode:
             await self.server.open(
                 socket,
                 endpoint.listener,
-                context=server_context(config, endpoint, read_bytes) if is_tls else None,
+                context=ControllerContext.of(config, endpoint, read_bytes) if is_tls else None,
                 phase=PHASE_HANDSHAKE if is_sasl else PHASE_READY,
             )
         if config.kafkad_failover_on_refused:

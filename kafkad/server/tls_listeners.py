@@ -6,10 +6,14 @@ AlterConfigs that sets the same location again loads a new certificate in the sa
 keep their certificate; new ones get the new one.
 
 A change is checked before it is written to the metadata log (`check`). If it cannot be used when it is
-applied, because the file has changed again, that is logged, and the previous certificate stays."""
+applied, because the file has changed again, that is logged, and the previous certificate stays.
+
+A controller's listener (`ControllerContext`) has no configuration that changes: it looks at its files at each
+new connection."""
 
 import logging
 import os
+import ssl
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -21,6 +25,7 @@ from kafkad.security.certificates import subject_of
 from kafkad.security.tls import (
     TlsListener,
     check_successor,
+    controller_listener,
     own_values,
     store_paths,
     tls_endpoints,
@@ -90,6 +95,47 @@ class TlsListeners:
     def _look(self, config: BrokerConfig, name: str) -> Seen:
         """Call before the files are read: a file that is written meanwhile is read again."""
         return own_values(config, name), tuple(map(stamp_of, store_paths(config, name)))
+
+
+class ControllerContext(ssl.SSLContext):
+    """What Python's ssl makes connections of a controller's listener by: each by the stores as they are."""
+
+    _config: Any
+    _endpoint: Any
+    _read: Callable[[str], bytes]
+    _seen: tuple[Any, ...]
+    _used: TlsListener
+
+    @classmethod
+    def of(cls, config: Any, endpoint: Any, read: Callable[[str], bytes]) -> "ControllerContext":
+        """Raises ConfigError."""
+        context = cls(ssl.PROTOCOL_TLS_SERVER)
+        context._config, context._endpoint, context._read = config, endpoint, read
+        context._seen = context._look()
+        context._used = controller_listener(config, endpoint, read)
+        return context
+
+    def wrap_bio(self, *arguments: Any, **more: Any) -> ssl.SSLObject:
+        self._renew()
+        found: ssl.SSLObject = self._used.context.wrap_bio(*arguments, **more)
+        return found
+
+    def _look(self) -> tuple[Any, ...]:
+        return tuple(map(stamp_of, store_paths(self._config, self._endpoint.listener)))
+
+    def _renew(self) -> None:
+        seen, name = self._look(), self._endpoint.listener
+        if seen == self._seen:
+            return
+        self._seen = seen  # what is wrong is not tried again until something changes
+        try:
+            after = controller_listener(self._config, self._endpoint, self._read)
+            check_successor(self._config, name, self._used, after)
+        except ConfigError as wrong:
+            logger.error("listener %s keeps the certificate that it has: %s", name, wrong)
+        else:
+            self._used = after
+            logger.info("listener %s has a new certificate: %s", name, subject_of(after.certificate))
 
 
 def stamp_of(path: str) -> tuple[int, ...] | None:

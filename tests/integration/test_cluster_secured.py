@@ -2,6 +2,11 @@
 
 Sessions end after a few seconds, so every node also logs in anew while the test runs."""
 
+import os
+import shutil
+import socket
+import ssl
+
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import (
@@ -17,6 +22,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from tests.certificates import PASSWORD, openssl
 from tests.clients import wait_until
 from tests.handover_cluster import JVM, KAFKAD
 from tests.jvm import NEWEST, run_tool
@@ -164,3 +170,48 @@ def test_a_node_that_is_refused_says_so_and_joins_when_it_is_put_right(tmp_path)
         cluster.whole("t")
     finally:
         cluster.__exit__()
+
+
+def test_a_controllers_listener_serves_by_the_certificate_that_is_in_its_file_now(tmp_path):
+    cluster = SecuredCluster(tmp_path / "cluster", (KAFKAD, KAFKAD, KAFKAD))
+    stores = tmp_path / "cluster" / "stores"
+    own = tmp_path / "own.p12"
+    node = cluster.nodes[1]
+
+    def shown():
+        context = ssl.create_default_context(cafile=stores / "ca.pem")
+        context.check_hostname = False
+        port = node.controller_port
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as plain,
+            context.wrap_socket(plain) as wrapped,
+        ):
+            return ssl.DER_cert_to_PEM_cert(wrapped.getpeercert(binary_form=True))
+
+    def put(name):
+        shutil.copy(stores / f"{name}.p12", tmp_path / "beside")
+        os.replace(tmp_path / "beside", own)
+
+    def certificate(name):
+        return ssl.DER_cert_to_PEM_cert(ssl.PEM_cert_to_DER_cert((stores / f"{name}.crt").read_text()))
+
+    names = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "extensions")
+    openssl(stores, "x509", "-req", "-days", "2", "-in", "server.csr", *names, "-out", "next.crt")
+    both = ("-inkey", "server.key", "-in", "next.crt", "-passout", f"pass:{PASSWORD}")
+    openssl(stores, "pkcs12", "-export", *both, "-out", "next.p12")
+    put("server")
+    cluster.write(1, {**cluster.voters, "listener.name.controller.ssl.keystore.location": own})
+    with cluster:
+        assert shown() == certificate("server")
+        put("next")
+        assert shown() == certificate("next") != certificate("server")
+        put("stranger")  # for another name: a mistake
+        assert shown() == certificate("next")
+        assert "keeps the certificate that it has" in node.log
+        put("server")
+        assert shown() == certificate("server")
+        put("next")
+        node.running.stop(WAIT_S)  # all that others know of it is its new certificate
+        cluster.start(1)
+        cluster.admin.create_topics([NewTopic("t", 1, 3)])["t"].result(WAIT_S)
+        cluster.whole("t")

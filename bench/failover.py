@@ -12,6 +12,9 @@ Then the round waits until all replicas are in sync. A pause is the longest time
 or two records that are read, of the worst partition in one event. The table has the median and the worst
 pause of all rounds, and the number of the clients' errors.
 
+With `--partitions N` it measures something else: how long it takes until all of N partitions are led again
+(bench/takeover.py).
+
 What a leader refuses librdkafka sends again after retry.backoff.ms, which is 100 +- 20 ms: less than that it
 cannot show of any broker. With `--retry-backoff 1` the table shows the brokers' own pauses."""
 
@@ -31,6 +34,7 @@ from typing import Any
 from confluent_kafka import Consumer, ElectionType, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from bench import takeover
 from bench.brokers import ask
 from kafkad.protocol import messages
 from kafkad.raft.observer import TOPIC as METADATA
@@ -199,17 +203,43 @@ def rounds_of(kind: str, rounds: int, retry_backoff_ms: int) -> Iterator[tuple[s
                 print(f"an error of a client of {kind}: {error}")
 
 
+def takeovers(kind: str, partitions: int, rounds: int) -> Iterator[str]:
+    """The rows of the table."""
+    with (
+        tempfile.TemporaryDirectory(prefix="failover-", dir="/dev/shm") as path,
+        Fleet(Path(path), kind) as fleet,
+    ):
+        takeover.create(fleet, partitions)
+        for event in ("kill -9", "kill -9, leads the quorum") * rounds:
+            takeover.preferred(fleet)
+            leader = fleet.leader_of_the_quorum()
+            dead = leader if "leads" in event else next(each for each in fleet.nodes if each != leader)
+            count, *seconds = takeover.take_over(fleet, dead)
+            yield (
+                f"| {event} | {kind} | {count:,} | " + " | ".join(f"{each:.2f} s" for each in seconds) + " |"
+            )
+            fleet.nodes[dead].start(kind)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.failover", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-kafka", action="store_true", help="kafkad alone")
     parser.add_argument("--no-kafkad", action="store_true", help="JVM Kafka alone")
     parser.add_argument("--retry-backoff", type=int, default=100, metavar="MS", help="of the producer")
+    parser.add_argument("--partitions", type=int, help="see bench/takeover.py")
     options = parser.parse_args()
+    kinds = (KAFKAD,) if options.no_kafka else (JVM,) if options.no_kafkad else (KAFKAD, JVM)
+    if options.partitions:
+        print("| event | nodes | partitions it led | one accepts | all accept | told |\n" + "|---" * 6 + "|")
+        for kind in kinds:
+            for row in takeovers(kind, options.partitions, options.rounds):
+                print(row, flush=True)
+        return
     print(
         "| event | nodes | producer: median, worst | consumer: median, worst | errors |\n" + "|---" * 5 + "|"
     )
-    for kind in (KAFKAD,) if options.no_kafka else (JVM,) if options.no_kafkad else (KAFKAD, JVM):
+    for kind in kinds:
         found = defaultdict(list)
         for event, *figures in rounds_of(kind, options.rounds, options.retry_backoff):
             found[event].append(figures)

@@ -190,18 +190,26 @@ class Partitions:
 
     def follow(self, delta: Delta, image: MetadataImage) -> Iterator[None]:
         """Follow one committed change, one partition per step. Deletions come first, because a name may come
-        back with a new id. The next change may be followed only after the last step."""
+        back with a new id. Then come partitions whose leader was elected, because clients wait for them; when
+        a broker dies, the others have only lost a replica. The next change may be followed only after the
+        last step."""
         before, self._image = self._image, image
         self._following = self._deleting = True
+        others: list[Local] = []
         for assigned in assignments.of_delta(delta, before, image, self.broker_id):
             if isinstance(assigned, Delete):
                 self._delete(assigned)
             else:
                 self._deleting = False
-                if assigned is not None:
+                if assigned is not None and self._is_elected(assigned):
                     self._ensure(image, assigned)
+                elif assigned is not None:
+                    others.append(assigned)
             yield
         self._deleting = False
+        for assigned in others:
+            self._ensure(image, assigned)
+            yield
         for resource_type, name in delta.configs_changed:
             if resource_type == TOPIC and name in image.topics:
                 yield from self._update_topic(image, name)
@@ -256,6 +264,10 @@ class Partitions:
         else:
             self._forget(*key)
         self._announced.pop((gone.topic_id, gone.partition), None)
+
+    def _is_elected(self, local: Local) -> bool:
+        log = self._logs.get((local.topic.name, local.partition))
+        return log is not None and log.leader_epoch != local.state.leader_epoch
 
     def _ensure(self, image: MetadataImage, local: Local) -> None:
         topic, index, state, new = local

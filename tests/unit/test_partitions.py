@@ -204,3 +204,27 @@ def test_a_full_disk_does_not_keep_a_partition_from_being_led(world, monkeypatch
     assert log.epochs == [(0, 0)]
     with open(f"{log.directory}/leader-epoch-checkpoint") as file:
         assert file.read() == "0\n1\n0 0\n"
+
+
+def test_what_has_another_leader_comes_before_what_has_lost_a_replica(world):
+    made = topic_id("t")
+    world.commit(
+        messages.TopicRecord(name="t", topic_id=made),
+        *(
+            messages.PartitionRecord(
+                partition_id=index, topic_id=made, replicas=[7, BROKER], isr=[7, BROKER], leader=7,
+                leader_epoch=0, partition_epoch=0, directories=[bytes(16)] * 2,
+            )
+            for index in range(4)
+        ),
+    )  # fmt: skip
+    told = []
+    world.partitions.on_role = lambda log, state: told.append((log.partition, log.native.leader_epoch))
+    change = messages.PartitionChangeRecord
+    world.commit(
+        change(topic_id=made, partition_id=0, isr=[7]),
+        change(topic_id=made, partition_id=1, isr=[BROKER], leader=BROKER),
+        change(topic_id=made, partition_id=2, isr=[7]),
+        change(topic_id=made, partition_id=3, isr=[BROKER], leader=BROKER),
+    )
+    assert told == [(1, 1), (3, 1), (0, 0), (2, 0)]

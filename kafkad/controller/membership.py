@@ -4,6 +4,7 @@
                        record, last. If the plan is cut off between batches, the broker registers again
     plan_heartbeat     BrokerHeartbeat: fenced, unfenced, controlled shutdown, directories offline or cordoned
     plan_fence         a broker whose session has ended
+    plan_succession    what it leads, before all the rest of that
     plan_unregister    UnregisterBroker
     plan_controller    ControllerRegistration
 
@@ -249,6 +250,14 @@ def plan_fence(head: Head, broker_id: int) -> Generator[None, None, list[Any]]:
     records: list[Any] = []
     if not head.image.brokers[broker_id].fenced or head.indexes.in_isr.get(broker_id):
         yield from _fenced(head, broker_id, records)
+    return records
+
+
+def plan_succession(head: Head, broker_id: int) -> Generator[None, None, list[Any]]:
+    """The records by which others lead what a broker leads that is about to be fenced."""
+    records: list[Any] = []
+    led = list(head.indexes.led.get(broker_id, ()))
+    yield from stepped(leader_changes(head.image, head.settings, led, remove=broker_id), records)
     return records
 
 

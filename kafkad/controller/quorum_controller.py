@@ -37,6 +37,7 @@ from kafkad.raft.quorum_log import QuorumLog, not_controller
 logger = logging.getLogger(__name__)
 
 UNCLEAN_KEY: Final = "unclean.leader.election.enable"
+MANY: Final = 1_000  # replicas of a broker, whose records take a while
 
 
 class QuorumController(Controller):
@@ -228,6 +229,12 @@ class QuorumController(Controller):
         return True
 
     def _fence(self, head: Head, broker_id: int, reason: str) -> Steps:
+        """Where it has many replicas the partitions that it leads come first: they are led again before all
+        the others have lost a replica."""
+        if len(head.indexes.in_isr.get(broker_id, ())) > MANY:
+            records = yield from membership.plan_succession(head, broker_id)
+            yield from self._append(records, atomic=False)
+            head = self._look()
         records = yield from membership.plan_fence(head, broker_id)
         if records:
             logger.warning("broker %d is fenced: %s", broker_id, reason)

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from kafkad.controller import quorum_controller
 from tests.sim.controller_world import SESSION_MS, Controllers
 
 
@@ -73,6 +74,11 @@ def test_whatever_happens_what_was_answered_stays(rounds):
     for seed in range(rounds(20, 1_000)):
         answered += live(seed).answered
     assert answered > 0
+
+
+def test_the_same_holds_where_what_a_dead_broker_leads_comes_first(rounds, monkeypatch):
+    monkeypatch.setattr(quorum_controller, "MANY", 0)
+    assert sum(live(seed).answered for seed in range(10_000, 10_000 + rounds(5, 100))) > 0
 
 
 def test_brokers_and_topics_survive_every_leader_in_turn():

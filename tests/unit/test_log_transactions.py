@@ -354,3 +354,22 @@ def test_a_directory_without_its_index_gets_it_again(tmp_path):
     again = LogWorld(copy)
     again.crash(recovery_point=0)
     assert again.log.aborted_transactions(0, 20) == before
+
+
+def test_the_aborted_transactions_of_any_range_of_a_long_index_are_told(world):
+    """There are more than are read at once, and they overlap."""
+    chance = random.Random(3)
+    sequences = dict.fromkeys(range(700), 0)
+    for _ in range(4):
+        for producer_id in chance.sample(range(700), 700):
+            begin(world, producer_id, sequences[producer_id])
+            sequences[producer_id] += 1
+        for producer_id in chance.sample(range(700), 700):
+            end(world, producer_id, commit=chance.random() < 0.1)
+    log_end = world.log.end_offset
+    known = world.log.aborted_transactions(0, log_end)
+    assert len(known) > 2_000
+    for _ in range(300):
+        start, upper = sorted(chance.choices(range(log_end), k=2))
+        told = world.log.aborted_transactions(start, upper)
+        assert told == [txn for txn in known if txn.last_offset >= start and txn.first_offset < upper]

@@ -11,7 +11,7 @@ logs have none. `Segment.no_aborts` remembers that a closed segment has no index
 from libc.errno cimport EIO, ENOENT, ENOMEM
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memmove, memset
 
 from kafkad._native.log.fileio cimport close_fd, cut, open_path, read_at, write_at
 from kafkad._native.log.index cimport OFFSET_ENTRY_SIZE
@@ -27,6 +27,10 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef enum:
     BLOCK_ENTRIES = 240             # read at once: 8,160 bytes
+    BLOCK_ENTRIES_MAX = 1920        # if many transactions are told of
+    PROBE_ENTRIES = 256             # of an offset index, read at once: 2 KB
+    INDEX_INTERVAL = 4096           # log.index.interval.bytes, by default: for the first guess only
+    GUESSES = 4                     # before the rest is halved
     FOUND_MAX = 1 << 24             # by one search; no Fetch of an intact log has as many
 
 # Positions of the fields of an entry.
@@ -72,39 +76,44 @@ cdef int aborted_undo(const char* directory, int64_t segment, int64_t before) no
     return failure
 
 
-cdef int add(Aborted* found, const uint8_t* entry) noexcept nogil:
-    cdef int64_t capacity
+cdef int reserve(Aborted* found, int64_t more) noexcept nogil:
+    cdef int64_t capacity = found.count + more
     cdef uint8_t* entries
-    if found.count == FOUND_MAX:
+    if capacity > FOUND_MAX:
         return -ENOMEM
-    if found.count == found.capacity:
-        capacity = found.capacity * 2 if found.capacity else 16
+    if capacity > found.capacity:
+        capacity = max(capacity, 2 * found.capacity)
         entries = <uint8_t*>realloc(found.entries, <size_t>(capacity * ABORTED_SIZE))
         if entries == NULL:
             return -ENOMEM
         found.entries = entries
         found.capacity = capacity
-    memcpy(found.entries + found.count * ABORTED_SIZE, entry, ABORTED_SIZE)
-    found.count += 1
     return 0
 
 
 cdef int search_file(int fd, int64_t start, int64_t upper, Aborted* found) noexcept nogil:
-    # 1 if later entries and segments cannot matter, 0 if later segments may matter, -errno.
-    cdef uint8_t block[BLOCK_ENTRIES * ABORTED_SIZE]
+    # 1 if later entries and segments cannot matter, 0 if later segments may matter, -errno. Entries are read to where
+    # they stay, those that do not matter are overwritten by the following ones.
+    cdef uint8_t probe[ABORTED_SIZE]
     cdef int64_t low = 0, high = lseek(fd, 0, SEEK_END) // ABORTED_SIZE, middle, n, i
-    cdef const uint8_t* entry
+    cdef int64_t wanted = BLOCK_ENTRIES
+    cdef uint8_t* block
+    cdef uint8_t* entry
+    cdef bint is_last
     while high - low > BLOCK_ENTRIES:           # find the first entry that ends at or after `start`
         middle = low + (high - low) // 2
-        n = read_at(fd, block, ABORTED_SIZE, middle * ABORTED_SIZE)
+        n = read_at(fd, probe, ABORTED_SIZE, middle * ABORTED_SIZE)
         if n < 0:
             return <int>n
-        if n == ABORTED_SIZE and get_i64(block + LAST_AT) < start:
+        if n == ABORTED_SIZE and get_i64(probe + LAST_AT) < start:
             low = middle + 1
         else:
             high = middle
     while True:
-        n = read_at(fd, block, BLOCK_ENTRIES * ABORTED_SIZE, low * ABORTED_SIZE)
+        if reserve(found, wanted) != 0:
+            return -ENOMEM
+        block = found.entries + found.count * ABORTED_SIZE
+        n = read_at(fd, block, wanted * ABORTED_SIZE, low * ABORTED_SIZE)
         if n < 0:
             return <int>n
         n //= ABORTED_SIZE
@@ -112,13 +121,16 @@ cdef int search_file(int fd, int64_t start, int64_t upper, Aborted* found) noexc
             entry = block + i * ABORTED_SIZE
             if get_i64(entry + LAST_AT) < start:
                 continue
-            if get_i64(entry + FIRST_AT) < upper and add(found, entry) != 0:
-                return -ENOMEM
-            if get_i64(entry + STABLE_AT) >= upper:
+            is_last = get_i64(entry + STABLE_AT) >= upper
+            if get_i64(entry + FIRST_AT) < upper:
+                memmove(found.entries + found.count * ABORTED_SIZE, entry, ABORTED_SIZE)
+                found.count += 1
+            if is_last:
                 return 1
-        if n < BLOCK_ENTRIES:
+        if n < wanted:
             return 0
         low += n
+        wanted = min(4 * wanted, BLOCK_ENTRIES_MAX)
 
 
 cdef int aborted_search(const char* directory, Segment* segments, int count, int at, int64_t start, int64_t upper,
@@ -149,11 +161,17 @@ cdef int aborted_search(const char* directory, Segment* segments, int count, int
     return 0
 
 
+cdef inline bint is_before(const uint8_t* entry, int64_t position) noexcept nogil:
+    return 0 < get_i32(entry + 4) < position
+
+
 cdef int64_t offset_behind(const char* directory, int64_t segment, int64_t position, int64_t unknown) noexcept nogil:
     # An index entry says where the batch begins that ends with its offset. The file of an active segment ends in zeros.
+    # Entries are about equally far from each other, so one that was read says about where the right one is.
     cdef char path[PATH_SIZE]
-    cdef uint8_t entry[OFFSET_ENTRY_SIZE]
-    cdef int64_t low = 0, high, entries, middle
+    cdef uint8_t block[PROBE_ENTRIES * OFFSET_ENTRY_SIZE]
+    cdef const uint8_t* entry = NULL            # the first one that is not before `position`
+    cdef int64_t low = 0, high, entries, at, count, size, guess, guesses = 0
     cdef int64_t found = unknown
     cdef int fd
     segment_path(directory, segment, b"index", path)
@@ -162,18 +180,27 @@ cdef int64_t offset_behind(const char* directory, int64_t segment, int64_t posit
         return unknown
     entries = lseek(fd, 0, SEEK_END) // OFFSET_ENTRY_SIZE
     high = entries
-    while low < high:
-        middle = low + (high - low) // 2
-        if read_at(fd, entry, OFFSET_ENTRY_SIZE, middle * OFFSET_ENTRY_SIZE) != OFFSET_ENTRY_SIZE:
-            close_fd(fd)
-            return unknown
-        if 0 < get_i32(entry + 4) < position:
-            low = middle + 1
+    guess = position // INDEX_INTERVAL
+    while low < entries and entry == NULL:
+        at = max(low, min(guess - PROBE_ENTRIES // 2, high - PROBE_ENTRIES))
+        count = min(<int64_t>PROBE_ENTRIES, entries - at)
+        size = count * OFFSET_ENTRY_SIZE
+        if read_at(fd, block, size, at * OFFSET_ENTRY_SIZE) != size:
+            break
+        if is_before(block + size - OFFSET_ENTRY_SIZE, position):
+            low = at + count
+        elif at > low and not is_before(block, position):
+            high = at
         else:
-            high = middle
-    if low < entries and read_at(fd, entry, OFFSET_ENTRY_SIZE, low * OFFSET_ENTRY_SIZE) == OFFSET_ENTRY_SIZE:
-        if get_i32(entry + 4) >= position and get_i32(entry) > 0:
-            found = segment + get_i32(entry)
+            entry = block
+            while is_before(entry, position):
+                entry += OFFSET_ENTRY_SIZE
+        guesses += 1
+        guess = low + (high - low) // 2
+        if guesses < GUESSES and at > 0 and get_i32(block + 4) > 0:
+            guess = <int64_t>(<double>at * position / get_i32(block + 4))
+    if entry != NULL and get_i32(entry + 4) >= position and get_i32(entry) > 0:
+        found = segment + get_i32(entry)
     close_fd(fd)
     return found
 

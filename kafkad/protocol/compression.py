@@ -20,10 +20,14 @@ from typing import Any, Final, Protocol
 import cramjam
 import lz4.frame
 import zstandard
-from zlib_ng import zlib_ng
 
 from kafkad._native.wire.zstd_frames import zstd_walk
 from kafkad.protocol.errors import Malformed
+
+try:
+    from zlib_ng import zlib_ng as zlib
+except ImportError:  # no wheel for this machine: the same results in twice the time
+    import zlib  # type: ignore[no-redef]
 
 NONE: Final = 0
 GZIP: Final = 1
@@ -116,7 +120,7 @@ def _gzip_chunks(data: memoryview, chunk_size: int, needs: _Needs) -> Chunks:
     position = 0
     size = PIECE
     while True:
-        member = zlib_ng.decompressobj(wbits=31)
+        member = zlib.decompressobj(wbits=31)
         unread: Any = b""
         while not member.eof:
             if not unread:
@@ -125,7 +129,7 @@ def _gzip_chunks(data: memoryview, chunk_size: int, needs: _Needs) -> Chunks:
                 size = PIECE
             try:
                 chunk = member.decompress(unread, chunk_size)
-            except zlib_ng.error as error:  # type: ignore[misc]  # its stub says that this is a value
+            except zlib.error as error:  # type: ignore[misc]  # zlib_ng's stub says that this is a value
                 raise Malformed(f"gzip: {error}") from None
             unread = member.unconsumed_tail
             if not chunk and not unread and not member.eof and position >= len(data):
@@ -280,7 +284,7 @@ class Compressor:
         if codec == NONE:
             self._writer = _Plain()
         elif codec == GZIP:
-            self._writer = zlib_ng.compressobj(-1 if level is None else level, wbits=31)
+            self._writer = zlib.compressobj(-1 if level is None else level, wbits=31)
         elif codec == SNAPPY:
             self._head = XERIAL_HEADER
             self._writer = _Snappy()

@@ -26,6 +26,7 @@ from kafkad.client.cluster import Cluster
 from kafkad.client.consumer import READ_COMMITTED, Consumer
 from kafkad.client.offsets import LATEST, list_offsets
 from tests.clients import wait_until
+from tests.resident import kafkad
 from tests.sparks import SPARK_JVM, prepare_spark
 
 SOAK = os.environ.get("KAFKAD_SOAK") == "1"
@@ -82,15 +83,6 @@ def produce(
     return counts
 
 
-def kafkad(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "kafkad", *arguments], capture_output=True, text=True, timeout=JOB_SECONDS
-    )
-    if check:
-        assert done.returncode == 0, done.stderr[-3000:]
-    return done
-
-
 def verified(pipeline: Path) -> list[dict[str, Any]]:
     """`kafkad ingest verify`, which must find the table clean: its partitions."""
     told = json.loads(kafkad("ingest", "verify", str(pipeline), "--json").stdout)
@@ -98,8 +90,14 @@ def verified(pipeline: Path) -> list[dict[str, Any]]:
     return told["partitions"]
 
 
+def run_to_end(pipeline: Path, *arguments: str) -> dict[str, Any]:
+    """`kafkad ingest run` in the process of the commands: its summary."""
+    lines = kafkad("ingest", "run", str(pipeline), *arguments).stdout.splitlines()
+    return json.loads(lines[-1])["summary"]
+
+
 class Job:
-    """`kafkad ingest run` in a process; iterate for its batches, `finish()` for its summary."""
+    """`kafkad ingest run` in a process of its own; iterate for its batches, `finish()` for its summary."""
 
     def __init__(self, pipeline: Path, *arguments: str, command: list[str] | None = None) -> None:
         self.errors = pipeline.with_suffix(".log")

@@ -21,6 +21,7 @@ from tests.ingest_world import (
     kafkad,
     landed,
     letters,
+    run_to_end,
     sent_letters,
     through_every_kill,
     verified,
@@ -131,8 +132,7 @@ def test_the_same_table_though_driver_worker_and_broker_are_killed(make_broker, 
     assert ["pipeline", status["pipeline"]] in [line.split() for line in told.splitlines()]
     kafkad("ingest", "compact", str(pipeline))
     prove(tmp_path, pipeline, flights, counts, broker.bootstrap)
-    with Job(pipeline) as job:  # nothing is left to read
-        assert job.finish()["rows"] == 0
+    assert run_to_end(pipeline)["rows"] == 0  # nothing is left to read
 
 
 def test_a_run_ends_after_its_batch_when_it_is_told_to_and_goes_on(make_broker, flights, tmp_path):

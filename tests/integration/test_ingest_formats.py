@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import fastavro
 import pytest
 
-from tests.ingest_world import SPARK, fill, kafkad, landed, letters, produce, verified
+from tests.ingest_world import SPARK, fill, kafkad, landed, letters, produce, run_to_end, verified
 
 pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(400)]
 
@@ -48,8 +48,7 @@ schema_evolution = "{evolution}"
 """)
 
     def run(self):
-        lines = kafkad("ingest", "run", str(self.file)).stdout.splitlines()
-        return json.loads(lines[-1])["summary"]
+        return run_to_end(self.file)
 
     def refused(self, said, command="run"):
         """By one sentence, and exit code 1."""

@@ -11,7 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.ingest_world import SPARK, Job, fill, kafkad, landed, letters, produce, sent_letters, verified
+from tests.ingest_world import (
+    SPARK,
+    Job,
+    fill,
+    kafkad,
+    landed,
+    letters,
+    produce,
+    run_to_end,
+    sent_letters,
+    verified,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(400)]
 
@@ -62,9 +73,18 @@ sql = '''
 
 @pytest.fixture
 def engine(request, monkeypatch):
-    """What reads the topic: the own client, or Spark's connector."""
+    """Runs a pipeline whose topic is read by the own client or by Spark's connector; the run's summary. A JVM
+    must have the connector's jars from its start."""
     monkeypatch.setenv("KAFKAD_SPARK_KAFKA_JARS", str(JARS))
-    return "--set", f"source.engine={request.param}"
+
+    def run(pipeline, *arguments):
+        arguments += ("--set", f"source.engine={request.param}")
+        if request.param == "kafkad":
+            return run_to_end(pipeline, *arguments)
+        with Job(pipeline, *arguments) as job:
+            return job.finish()
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -80,8 +100,7 @@ def test_sql_with_dead_letters_reads_each_record_once_and_replays_them_by_the_sa
     plan = json.loads(kafkad("ingest", "plan", str(pipeline), "--json").stdout)
     assert plan["configuration"]["dlq.path"] == {"value": f"{table}/_dlq", "from": "default"}
 
-    with Job(pipeline, *engine) as job:
-        summary = job.finish()
+    summary = engine(pipeline)
     good = set(range(0, ROWS, 2)) - STRANGE
     assert (summary["records"], summary["rows"], summary["bad"]) == (ROWS, len(good), BAD)
     assert summary["bytes"] == sum(len(key) + len(value) for key, value in orders())
@@ -125,8 +144,7 @@ def test_dedup_with_dead_letters_reads_a_topic_once_and_keeps_each_key_once(make
     produce(broker.bootstrap, "orders", orders())
     dedup = '[dedup]\nkeys = ["id"]\nwatermark = "1 hour"\n[dlq]\ntopic = "orders-bad"'
     pipeline = pipeline_at(tmp_path, broker.bootstrap, dedup)
-    with Job(pipeline, *engine, "--set", f"source.max_rows={ROWS}") as job:
-        summary = job.finish()
+    summary = engine(pipeline, "--set", f"source.max_rows={ROWS}")
     assert (summary["records"], summary["rows"], summary["bad"]) == (2 * ROWS, ROWS - BAD, 2 * BAD)
     assert summary["bytes"] == 2 * sum(len(key) + len(value) for key, value in orders())
     table = tmp_path / "orders-table"

@@ -10,7 +10,7 @@ import socket
 
 import pytest
 
-from tests.ingest_world import SPARK, Job, fill, kafkad, landed, verified
+from tests.ingest_world import SPARK, Job, fill, kafkad, landed, run_to_end, verified
 from tests.small_disk import small_disk
 
 pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(400)]
@@ -78,8 +78,7 @@ def test_a_full_disk_ends_the_run_with_nothing_half_landed_and_it_goes_on_when_t
         leave_room(disk, 0)
         refused(pipeline, "No space left on device")  # before Spark is started, this time
         (disk / "ballast").unlink()
-        with Job(pipeline) as job:
-            assert job.finish()["rows"] == ROWS - BATCH
+        assert run_to_end(pipeline)["rows"] == ROWS - BATCH
         assert sum(each["rows"] for each in verified(pipeline)) == ROWS
         names = [name for _, _, files in os.walk(disk) for name in files]
         assert not [name for name in names if name.endswith((".staged", ".scratch"))], names
@@ -101,8 +100,7 @@ def test_a_broker_that_does_not_come_back_and_topics_that_are_not_what_they_were
     seen = len([line for line in told.splitlines() if line.startswith("kafkad")])
     refused(pipeline, broker.bootstrap)  # it is not even asked for long
     broker.restart()
-    with Job(pipeline) as job:
-        assert job.finish()["rows"] == ROWS - BATCH
+    assert run_to_end(pipeline)["rows"] == ROWS - BATCH
     verified(pipeline)
     assert seen < 10
 
@@ -120,8 +118,7 @@ def test_a_broker_that_does_not_come_back_and_topics_that_are_not_what_they_were
         tmp_path, broker.bootstrap, "other", source=f'start = \'{{"lines": {{"0": {ROWS * 9}}}}}\''
     )
     refused(other, f"lines-0 was to go on at {ROWS * 9} and ends at {ROWS * 2}")
-    with Job(other, *anyway) as job:
-        assert job.finish()["rows"] == ROWS * 2
+    assert run_to_end(other, *anyway)["rows"] == ROWS * 2
     verified(other)
 
 

@@ -26,6 +26,7 @@ from tests.ingest_world import (
     through_every_kill,
     verified,
 )
+from tests.sparks import SPARK_JVM
 
 pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(STORY_SECONDS)]
 
@@ -196,6 +197,8 @@ path = "table"
         "local[2]",
         "--driver-memory",
         "1g",
+        "--driver-java-options",
+        " ".join(SPARK_JVM),
     ]
     with Job(pipeline, command=[*command, where.stdout.strip()]) as job:
         assert job.finish()["rows"] == 500

@@ -229,16 +229,25 @@ def run_tool(
     timeout: float = 90,
     jvm: tuple[str, ...] = (),
 ) -> Said:
-    """Runs one of Kafka's scripts to its end; raises with all it said unless it exits with 0."""
-    done = subprocess.run(
-        tool_command(version, tool, *arguments, jvm=jvm),
-        input=stdin, stdin=None if stdin is not None else subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=timeout, preexec_fn=die_with_parent,
-    )  # fmt: skip
-    if check and done.returncode != 0:
-        said = f"{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
-        raise ToolFailed(f"{tool} {version} {' '.join(map(str, arguments))}: exit {done.returncode}\n{said}")
-    return Said(done.stdout, done.stderr, done.returncode)
+    """Runs one of Kafka's scripts to its end, in a JVM that stays where that is the same (see tool_host.py).
+    Raises with all it said unless it exits with 0."""
+    from tests import tool_host  # which needs this module
+
+    said = None
+    if tool in tool_host.TOOLS and stdin is None and not jvm:
+        said = tool_host.run_hosted(version, tool, tuple(map(str, arguments)), timeout)
+    if said is None:
+        done = subprocess.run(
+            tool_command(version, tool, *arguments, jvm=jvm),
+            input=stdin, stdin=None if stdin is not None else subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=timeout, preexec_fn=die_with_parent,
+        )  # fmt: skip
+        said = done.stdout, done.stderr, done.returncode
+    told = Said(*said)
+    if check and told.returncode != 0:
+        words = f"{told.stdout[-4000:]}\n{told.stderr[-6000:]}"
+        raise ToolFailed(f"{tool} {version} {' '.join(map(str, arguments))}: exit {told.returncode}\n{words}")
+    return told
 
 
 def start_tool(version: str, tool: str, *arguments: object) -> subprocess.Popen[str]:

@@ -77,9 +77,7 @@ def without_worker_1(broker: Broker) -> Iterator[Wire]:
 def test_a_start_serves_before_it_has_loaded_all_commits(tmp_path: Path) -> None:
     """HUNTS S3: a start replayed every commit before anybody was served, 2.5 to 3 s a million."""
     config = {"offsets.topic.num.partitions": 1}
-    begun = time.monotonic()
     with Broker(workers=1, data_dir=tmp_path, config=config) as broker, Wire(broker.bootstrap) as wire:
-        empty_s = time.monotonic() - begun
         topic_id = create_topic(wire, "t")
         make_offsets_topic(wire)
     value = records.offset_value(CommittedOffset(7, commit_timestamp_ms=1 << 42, topic_id=topic_id))
@@ -91,12 +89,15 @@ def test_a_start_serves_before_it_has_loaded_all_commits(tmp_path: Path) -> None
             file.write(base.to_bytes(8, "big") + batch[8:])
     (tmp_path / ".kafka_cleanshutdown").unlink()
 
-    begun = time.monotonic()
-    with Broker(workers=1, data_dir=tmp_path, config=config) as broker, Wire(broker.bootstrap) as wire:
-        assert wire.ask(messages.MetadataRequest(topics=None), 12).topics
-        assert time.monotonic() - begun < empty_s + 1.0
-        assert ask_until_loaded(wire, "group-17") == {"t": 7}
-        assert f"{GROUPS} groups and {GROUPS} offsets loaded" in broker.log
+    for _ in range(5):  # a busy machine may let us ask late, but not each time
+        with Broker(workers=1, data_dir=tmp_path, config=config) as broker, Wire(broker.bootstrap) as wire:
+            assert wire.ask(messages.MetadataRequest(topics=None), 12).topics
+            loaded_before = "offsets loaded" in broker.log
+            assert ask_until_loaded(wire, "group-17") == {"t": 7}
+            assert f"{GROUPS} groups and {GROUPS} offsets loaded" in broker.log
+        if not loaded_before:
+            break
+    assert not loaded_before
 
 
 def test_offsets_of_a_topic_that_went_while_its_coordinator_was_dead(tmp_path: Path) -> None:

@@ -351,18 +351,22 @@ def test_a_client_that_is_in_the_middle_of_it_is_not_served(broker):
 
 
 def test_a_refused_client_waits_and_others_do_not(broker):
-    """connection.failed.authentication.delay.ms is 100 by default."""
-    with Wire(broker.bootstrap) as wire, authenticated(broker) as other:
-        handshake(wire, "PLAIN")
-        begun = time.monotonic()
-        wire.send(messages.SaslAuthenticateRequest(auth_bytes=b"\0x\0y"), 2)
-        for _ in range(20):
-            works(other)
-        others = time.monotonic() - begun
-        wire.read_frame()
-        assert time.monotonic() - begun >= 0.099
-        assert wire.is_closed_by_broker()
-        assert others < 0.099
+    """connection.failed.authentication.delay.ms is 100 by default. If the others waited for it, they would
+    each time; a busy machine does not make them wait each time."""
+    with authenticated(broker) as other:
+        waits = []
+        while not waits or (min(waits) >= 0.099 and len(waits) < 10):
+            with Wire(broker.bootstrap) as wire:
+                handshake(wire, "PLAIN")
+                begun = time.monotonic()
+                wire.send(messages.SaslAuthenticateRequest(auth_bytes=b"\0x\0y"), 2)
+                for _ in range(20):
+                    works(other)
+                waits.append(time.monotonic() - begun)
+                wire.read_frame()
+                assert time.monotonic() - begun >= 0.099
+                assert wire.is_closed_by_broker()
+        assert min(waits) < 0.099
     assert "Invalid username or password" in broker.log and "\0" not in broker.log
 
 

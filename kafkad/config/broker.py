@@ -15,6 +15,7 @@ accepted and noted in `notes`. Unknown keys are collected in `unknown_keys`."""
 
 import os
 import re
+from collections import ChainMap
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -67,7 +68,10 @@ def base_key(name: str) -> str:
 
 
 class BrokerConfig:
-    """A snapshot of the configuration. `BrokerConfig.load` creates the first one."""
+    """A snapshot of the configuration. `BrokerConfig.load` creates the first one.
+
+    Its attributes are the keys that are set; the class has the defaults of all others. So a snapshot is
+    small, and a worker that makes one does not write to 400 names in memory that it shares."""
 
     static: dict[str, str]
     dynamic_default: dict[str, str]
@@ -96,16 +100,15 @@ class BrokerConfig:
         own["dynamic_broker"] = dict(dynamic_broker or {})
         own["_given"] = given = _layered(self.static, self.dynamic_default, self.dynamic_broker)
         own["unknown_keys"], own["notes"] = [], []
-        own["_values"] = values = dict(DEFAULTS)
-        for attribute in LISTS:
-            values[attribute] = list(values[attribute])  # type: ignore[arg-type]
+        values: dict[str, Any] = {attribute: list(DEFAULTS[attribute]) for attribute in LISTS}  # type: ignore[arg-type]
+        own["_values"] = values
         for name, text in given.items():
             if key := BROKER_KEYS.get(name):
                 values[key.attribute] = key.parse(text)
             else:
                 self._take_unlisted(name, text)
         own.update(values)
-        own.update(_applying(values))
+        own.update(_applying(ChainMap(values, DEFAULTS)))  # type: ignore[arg-type]
         _check(self)
 
     @classmethod
@@ -139,7 +142,8 @@ class BrokerConfig:
 
     def value(self, name: str) -> Any:
         """Return the given value of a key, parsed, or its default, or None if there is neither."""
-        return self._values[BROKER_KEYS[name].attribute]
+        attribute = BROKER_KEYS[name].attribute
+        return self._values[attribute] if attribute in self._values else DEFAULTS[attribute]
 
     @property
     def given(self) -> Mapping[str, str]:
@@ -194,6 +198,11 @@ class BrokerConfig:
             self.notes.append(f"{name} has no effect: {RETIRED_KEYS[name]}")
         elif name not in PLUGIN_KEYS and not name.startswith(FOREIGN_PREFIXES):
             self.unknown_keys.append(name)
+
+
+for _attribute, _default in DEFAULTS.items():
+    assert not hasattr(BrokerConfig, _attribute), _attribute
+    setattr(BrokerConfig, _attribute, _default)
 
 
 def is_sensitive(name: str) -> bool:

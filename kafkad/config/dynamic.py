@@ -190,14 +190,20 @@ def with_dynamic(
         _usable(default, "cluster-wide default", complaints, per_broker=False),
         _usable(broker, "per-broker", complaints, per_broker=True),
     )
+    if layers == (config.dynamic_default, config.dynamic_broker):
+        return config, complaints + _ignored(layers)
     try:
         applied = BrokerConfig(config.static, *layers)
     except ConfigError as error:
         complaints.append(f"The dynamic configuration cannot be applied: {error}")
         return config, complaints
-    for layer in layers:
-        complaints += [sentence for name, text in layer.items() if (sentence := ignorance(name, text))]
-    return applied, complaints
+    return applied, complaints + _ignored(layers)
+
+
+def _ignored(layers: Iterable[Mapping[str, str]]) -> list[str]:
+    return [
+        sentence for layer in layers for name, text in layer.items() if (sentence := ignorance(name, text))
+    ]
 
 
 def _usable(

@@ -10,6 +10,7 @@ stays ignored. Signals during the stop have no effect.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -23,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from kafkad._native.shared import timeslice
+from kafkad._native.shared import process, timeslice
 from kafkad.config.broker import BrokerConfig
 from kafkad.config.definition import ConfigError
 from kafkad.config.listeners import Endpoint
@@ -58,6 +59,8 @@ def serve(config: BrokerConfig, workers: int = 1) -> int:
         logger.warning("%s", note)
     raise_descriptor_limit()
     preload()
+    gc.freeze()
+    gc.enable()
     if workers == 1:
         return serve_alone(config, kind_of(config))
     from kafkad.server.supervisor import Supervisor
@@ -113,6 +116,7 @@ def serve_alone(config: BrokerConfig, kind: Any = Worker) -> int:
         finish(loop)
         logger.info("stopped before it was ready")
         return 0
+    process.forget_code()
     if not signals.came:  # a callback may have swallowed the exception
         say_ready(config, worker.endpoints, worker.cluster_id)
     signals.run_until(1)
@@ -147,7 +151,7 @@ def serve_as_worker(config: BrokerConfig, kind: type[Worker], place: Place) -> i
         worker.stop()
         return 0
     joining = loop.create_task(worker.join())
-    joining.add_done_callback(lambda task: task.cancelled() or task.result())  # an exception ends the worker
+    joining.add_done_callback(joined)
     signals.run_until(1)
     joining.cancel()
     loop.run_until_complete(asyncio.wait([joining]))  # it accepts no connections any more
@@ -157,6 +161,13 @@ def serve_as_worker(config: BrokerConfig, kind: type[Worker], place: Place) -> i
     worker.stop()
     finish(loop)
     return 0 if worker.stopped_cleanly else 1
+
+
+def joined(task: asyncio.Task[None]) -> None:
+    """A worker serves, or could not: an exception ends it."""
+    if not task.cancelled():
+        task.result()
+        process.forget_code()
 
 
 def new_loop() -> tuple[EventLoop, Callable[[BaseException], None]]:

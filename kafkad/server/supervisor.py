@@ -36,7 +36,6 @@ too. They stop when the supervisor sends SIGUSR1.
 Beware: nothing here may start a thread before the last fork, and a worker may be forked again at any time.
 """
 
-import ctypes
 import faulthandler
 import gc
 import json
@@ -45,6 +44,7 @@ import os
 import random
 import select
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -53,6 +53,7 @@ from functools import partial
 from socket import socket
 from typing import Any, NoReturn
 
+from kafkad._native.shared import process
 from kafkad._native.shared.connection_handover import Handover
 from kafkad._native.shared.host_counts import HostCounts
 from kafkad._native.shared.mailbox import Mailboxes
@@ -84,8 +85,6 @@ logger = logging.getLogger("kafkad")
 BACKOFF_S = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 ABORT_S = 2.0  # time to print its stack and end; then SIGKILL
 SETTLED_S = 10.0  # after this lifetime, a death counts as the first
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
-PRCTL = ctypes.CDLL(None).prctl
 
 
 @dataclass(slots=True)
@@ -198,8 +197,11 @@ class Supervisor:
         if self._heed_signals():
             self._stop()
         else:
-            gc.collect()
-            gc.freeze()  # so that the workers' garbage collectors do not write to shared pages
+            # A page that a worker writes to is no longer shared. So its garbage collector must leave alone
+            # what is there now. The type cache holds references to the names of all look-ups of the start,
+            # and would drop them one by one.
+            gc.freeze()
+            sys._clear_type_cache()
             for child in self._children:
                 try:
                     self._fork(child)
@@ -290,10 +292,10 @@ class Supervisor:
         code = 1
         try:
             self._wakeups.leave()
-            PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
+            process.die_with_parent(signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(1)  # the supervisor died before
-            PRCTL(PR_SET_NAME, f"kafkad/{child.k}".encode())
+            process.set_name(f"kafkad/{child.k}".encode())
             faulthandler.enable(STDERR)  # SIGABRT prints the stack of each thread
             for other in self._children:
                 if other.pipe >= 0:
@@ -435,6 +437,7 @@ class Supervisor:
         elif not self._told_ready and all(child.ready for child in self._children):
             self._told_ready = True
             self._say_ready(self.endpoints, self.log_dirs.cluster_id)
+            process.forget_code()
 
     # -- hanging workers -----------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Count each host's connections per worker, for max.connections.per.ip.
 
     shared memory, created before the fork: one table per worker | slot × SLOTS: host, 16 bytes | count u32 |
-    zero u32
+    zero u32; and per worker and page of its table a byte: 1 if the page was written to
 
 A worker writes only its own table, and reads the other tables when it looks up a host. A slot belongs to the
 first host that needs it. When its count is zero, another host may take it. A host's slot is one of the PROBES
@@ -16,10 +16,12 @@ import struct
 from kafkad._native.wire.crc32c import checksum
 
 SLOT = struct.Struct("<16sII")
-SLOTS = 16384  # a power of two; the system provides the memory at the first access
+SLOTS = 16384  # a power of two; the system provides the memory at the first access, also if that is a read
 PROBES = 32
 COUNT = struct.Struct("<I")
 TABLE = SLOTS * SLOT.size
+PAGES = TABLE // mmap.PAGESIZE
+assert PAGES * mmap.PAGESIZE == TABLE
 
 
 class HostCounts:
@@ -29,6 +31,7 @@ class HostCounts:
         self.workers = workers
         self.me = -1
         self._map = mmap.mmap(-1, workers * TABLE)
+        self._written = mmap.mmap(-1, workers * PAGES)
 
     def enter(self, me: int) -> None:
         self.me = me
@@ -36,10 +39,11 @@ class HostCounts:
 
     def forget(self, worker: int) -> None:
         """Clear the table of a worker that starts or has died."""
-        table = worker * TABLE
-        for first in range(table, table + TABLE, mmap.PAGESIZE):
-            if any(self._map[first : first + mmap.PAGESIZE]):
+        for page in range(worker * PAGES, (worker + 1) * PAGES):
+            if self._written[page]:
+                first = page * mmap.PAGESIZE
                 self._map[first : first + mmap.PAGESIZE] = bytes(mmap.PAGESIZE)
+                self._written[page] = 0
 
     def set(self, host: bytes, count: int) -> None:
         """Set the number of this worker's connections from a host (16 bytes)."""
@@ -52,6 +56,8 @@ class HostCounts:
             if held == 0 and free < 0:
                 free = place
         if free >= 0 and count:
+            for byte in (free, free + SLOT.size - 1):  # a slot may begin on one page and end on the next
+                self._written[byte // mmap.PAGESIZE] = 1
             self._map[free : free + 16] = host
             COUNT.pack_into(self._map, free + 16, count)
 

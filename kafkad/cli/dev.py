@@ -16,9 +16,10 @@ from typing import Any, Final
 
 import click
 
+from kafkad.cli.exits import end
 from kafkad.cli.local_cluster import LocalCluster, LocalNode, NodeFailed
-from kafkad.cli.main import end
-from kafkad.cli.serve import WORKERS_MAX, parse_overrides
+from kafkad.cli.serve import parse_overrides
+from kafkad.cli.serving import WORKERS_MAX
 from kafkad.log.formatting import FormatRefused
 
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kafkad.cli.main import end
+from kafkad.cli.exits import end
 from kafkad.cli.output import CONTEXT
 
 if TYPE_CHECKING:

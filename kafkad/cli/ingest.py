@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kafkad.cli.main import INTERRUPTED, TERMINATED, Stopped
+from kafkad.cli.exits import INTERRUPTED, TERMINATED
+from kafkad.cli.main import Stopped
 from kafkad.cli.output import CONTEXT, Refused, counted, print_json, say, show
 
 if TYPE_CHECKING:

@@ -1,12 +1,6 @@
 """The command `kafkad`. Each subcommand is a file in this folder, imported only when it is called.
 
-Every error ends here, as one error message on stderr and an exit code:
-
-    0    done
-    1    refused by the broker, or the request cannot be fulfilled
-    2    the command line or the configuration is wrong
-    70   a bug in kafkad (KAFKAD_DEBUG=1 shows the traceback)
-    130, 143, 141   Ctrl-C, SIGTERM, the reader of our output has gone; the shell's numbers for these signals
+Every error ends here, as one error message on stderr and an exit code (cli.exits).
 """
 
 import importlib
@@ -18,6 +12,17 @@ from typing import Any, NoReturn
 import click
 
 import kafkad
+from kafkad.cli.exits import (
+    BROKEN_PIPE,
+    INTERRUPTED,
+    OURS,
+    TERMINATED,
+    begin,
+    end,
+    end_unless_built,
+    leave,
+    sentence,
+)
 
 # name -> (module, one line of help)
 COMMANDS = {
@@ -46,8 +51,6 @@ COMMANDS = {
     ),
     "ingest": ("kafkad.cli.ingest", "Copy topics into tables exactly once, driven by one TOML file."),
 }
-
-INTERRUPTED, TERMINATED, BROKEN_PIPE, OURS = 130, 143, 141, 70
 
 
 class Lazy(click.Group):
@@ -109,11 +112,7 @@ def group() -> None:
 
 
 def main() -> NoReturn:
-    if not __debug__:
-        end("kafkad does not run under python -O: its assertions guard your data", 2)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+    begin()
     try:
         code = group.main(prog_name="kafkad", standalone_mode=False)
         sys.stdout.flush()
@@ -133,9 +132,8 @@ def main() -> NoReturn:
     except Stopped as stopped:
         leave(stopped.code)
     except ImportError as trouble:
-        if type(trouble).__name__ != "NotBuilt":  # defined in kafkad._native, which cannot be imported then
-            raise
-        end(str(trouble), 1)
+        end_unless_built(trouble)
+        raise
     except Exception as trouble:
         if os.environ.get("KAFKAD_DEBUG") or sys.argv[1:2] == ["serve"]:
             raise
@@ -176,27 +174,3 @@ def told(trouble: Exception) -> tuple[str, int]:
         case OSError():
             return f"{trouble.filename or 'input or output'}: {trouble.strerror or trouble}", 1
     return f"kafkad has a bug ({type(trouble).__name__}: {trouble}); KAFKAD_DEBUG=1 shows the traceback", OURS
-
-
-def sentence(text: str) -> str:
-    return " ".join(text.split()).rstrip(".")
-
-
-def end(text: str, code: int) -> NoReturn:
-    try:
-        print(f"kafkad: {sentence(text)}.", file=sys.stderr)
-    except OSError:
-        pass
-    leave(code)
-
-
-def leave(code: int) -> NoReturn:
-    """Exit. Print nothing if the reader of stdout is gone."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = code or BROKEN_PIPE
-    except ValueError:
-        pass  # closed already
-    sys.exit(code)

@@ -1,12 +1,12 @@
 """A connection that this broker opened, in the reactor's epoll set: bytes out, bytes in, without the GIL.
 
-The code that opens the socket hands it over once it is connected (replication/fetchers), so names, timeouts and
-back-off are handled in Python. The owner is called when there is data to read, and reads as much as it has room for.
-Epoll reports again while there is more.
+Python opens the socket and hands it over once it is connected (replication/fetchers), so names, timeouts and back-off
+are handled in Python. The owner is called when there is data to read, and reads as much as it has room for. Epoll
+reports again while there is more.
 
-With TLS, what is read is decrypted from the core's area into the owner's buffer, and a request is encrypted on its way
-out. Handshake and login come before (outgoing_tls). What OpenSSL holds when the owner has no more room, epoll does not
-know of; so it is asked to tell that the socket takes bytes, which it does in the next round.
+With TLS, data is decrypted from the core's area into the owner's buffer, and a request is encrypted when it is sent.
+Handshake and login come before (outgoing_tls). OpenSSL may hold data for which the owner has no room, and epoll does
+not know of it. So the connection then also watches for EPOLLOUT, which epoll reports in the next round.
 
 Beware: an event of the same round may still point to a closed Outgoing. It lives until the next call of the reactor
 (Reactor.hold)."""
@@ -61,7 +61,7 @@ cdef int outgoing_open(Outgoing* self, Core* core, int fd, Tls* tls) noexcept no
     kafkad_no_delay(fd)
     self.fd = fd
     if tls is not NULL:
-        watch_out(self, True)           # something may have come with the end of the login
+        watch_out(self, True)           # OpenSSL may hold data that came with the end of the login
     return 0
 
 
@@ -176,9 +176,9 @@ cdef void outgoing_event(Outgoing* self, uint32_t events) noexcept nogil:
     if self.fd < 0:
         return
     if events & EPOLLOUT:
-        if push(self) != 0:             # sent, or broken: then the read says so
+        if push(self) != 0:             # sent, or broken: then the read reports it
             watch_out(self, False)
         if self.tls is not NULL:
-            events |= EPOLLIN           # of what OpenSSL holds only a read can say whether there is any
+            events |= EPOLLIN           # only a read can tell whether OpenSSL holds data
     if events & (EPOLLIN | EPOLLHUP | EPOLLERR):
         self.ready(self.owner)

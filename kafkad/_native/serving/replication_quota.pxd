@@ -10,7 +10,7 @@ cdef enum:                          # sides: rows of the table, and bits of Part
 
 cdef class ReplicationQuota:
     cdef QuotaTable table
-    cdef double limits[2]           # bytes a second; below 0: none
+    cdef double limits[2]           # bytes per second; below 0: no limit
 
     cdef bint exceeded(self, int side, int64_t now_ms) noexcept nogil
     cdef void count(self, int side, int64_t size, int64_t now_ms) noexcept nogil

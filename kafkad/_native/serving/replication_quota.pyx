@@ -1,9 +1,10 @@
-"""Throttles of replication (KIP-73): what a broker serves to followers, and what it fetches as one, a second.
+"""Throttles of replication (KIP-73): the bytes per second that a broker serves to followers, and fetches as a follower.
 
-Only partitions count whose topic says so (`Partition.throttled`, from leader.replication.throttled.replicas and the
-follower's), and only replicas that are not in sync are held back, since the ISR must not suffer. All bytes of such
-partitions count. All workers add to one row for each side, in a table that they share, with the windows of
-replication.quota.window.num and .size.seconds; the rate is Kafka's SimpleRate: it does not assume windows that were not.
+They apply to the partitions that a topic lists (`Partition.throttled`, from leader.replication.throttled.replicas and
+the follower's key). All bytes of these partitions count, but only replicas out of the ISR are held back, because the
+ISR must not shrink. All workers add to one row per side in a shared table, with the windows of
+replication.quota.window.num and .size.seconds. The rate is Kafka's SimpleRate, which does not count windows that
+have not passed yet.
 
 Without a limit nothing is counted."""
 

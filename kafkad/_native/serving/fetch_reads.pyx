@@ -1,7 +1,7 @@
-"""What one partition gives to a Fetch: records, the end of a common history, aborted transactions, or an error.
+"""Reading one partition for a Fetch: records, the end of the common history, aborted transactions, or an error.
 
-`read_warm` is the usual read, which does not wait for the disk. What it cannot do Python does (`read_python`). A follower's
-read also says how far the follower has the log (`read_for_replica`), and may be held back by a throttle."""
+`read_warm` is the usual read, which does not wait for the disk. `read_python` handles the rare cases. A follower's read also
+tells the leader how far the follower is (`read_for_replica`), and may be held back by a throttle."""
 
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF

@@ -1,10 +1,10 @@
-"""Who leads a partition, for a client that has it wrong (KIP-951): in the answers of Fetch and Produce.
+"""Hints for clients that asked the wrong broker (KIP-951), in the answers of Fetch and Produce.
 
 An error that means "not the leader" names the leader and its epoch, and the answer ends with the leaders' addresses.
 
-The answer of a Produce may be written long before one of its partitions fails: its error codes are patched then, and there is
-no room for more. So the places of the errors are noted (`Hints`), and when the answer is due it is spread once, from its end,
-to make room for all of them. An answer without such errors notes nothing."""
+A Produce answer may be written long before one of its partitions fails. Then only its error code can be patched, because
+there is no room for more. So the positions of the errors are noted (`Hints`). When the answer is sent, it is spread once,
+from its end, to make room for all hints. An answer without such errors notes nothing."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, uint8_t, uint32_t

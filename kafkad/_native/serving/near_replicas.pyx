@@ -1,12 +1,13 @@
-"""Which replica a consumer reads from (KIP-392): Kafka's RackAwareReplicaSelector.
+"""The replica that a consumer reads from (KIP-392): Kafka's RackAwareReplicaSelector.
 
-A Fetch from v11 on names the rack of its consumer. The leader sends the consumer to a follower in that rack: one in the ISR
-that has the fetch offset, of several the one that has most (ReplicaManager.findPreferredReadReplica). A leader in that rack
-serves the consumer itself. The consumer goes back to the leader by itself after metadata.max.age.ms, or after an error.
+A Fetch of v11 or later has the consumer's rack. The leader sends the consumer to a follower in that rack: to the member of
+the ISR that has the fetch offset and the most records (ReplicaManager.findPreferredReadReplica). A leader in that rack
+serves the consumer itself. The consumer returns to the leader after metadata.max.age.ms, or after an error.
 
-Brokers have the number of their rack in the native Replica, 0 if consumers cannot be sent there (replication/replicas.py).
-A worker that does not own the partition knows its followers' ISR and racks, but not their ends: a member of the ISR has all
-below the leader's HW. Where their logs start stands in the shared row (`replicas_start`)."""
+The native Replica has the number of its broker's rack, or 0 if consumers cannot be sent there (replication/replicas.py). A
+worker that does not own the partition knows the ISR and the racks of the followers, but not their ends. It relies on the
+rule that each member of the ISR has all records below the leader's HW. The shared row has the highest start of their logs
+(`replicas_start`)."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp

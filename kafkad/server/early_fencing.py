@@ -1,23 +1,23 @@
-"""Brokers whose process has died are fenced at once, not when broker.session.timeout.ms is over.
+"""Early fencing: fences brokers whose process has died, before broker.session.timeout.ms is over.
 
-Two signs are needed, and both come from the kernel of the broker's machine:
+Two conditions are needed. Both come from the kernel of the broker's machine:
 
-    gone       the connection of its heartbeats was closed or reset by the other side, and there is no newer
-               one; or this controller has just begun to lead, and has not heard of the broker
-    refused    every listener of the broker that is known to accept refuses REFUSALS times in a row
+    gone       the broker's side has closed or reset the connection with its heartbeats, and there is no newer
+               one; or this controller has just begun to lead, and has not heard from the broker
+    refused    every listener of the broker that is known to accept refuses REFUSALS connections in a row
 
 A listener is known to accept if this controller has reached it since the broker registered. Every controller
-tries this once, so that it is known when it begins to lead. So an address that cannot be reached from here,
-as behind NAT, says nothing; a load balancer that always accepts says that the broker lives.
+tries this once, so it knows when it begins to lead. Listeners that cannot be reached from here (NAT) do not
+count. A load balancer that always accepts makes the broker look alive.
 
     silence, a stopped process, a cut network, a machine without power      the session decides, as in Kafka
-    a connection that is idle or broken, a worker of several that died      somebody still accepts: it lives
-    a heartbeat, or a new incarnation, while this looks                     nothing is done
+    a connection that is idle or broken, one of several workers that died   another process accepts: it lives
+    a heartbeat, or a new incarnation, during the check                     nothing is done
 
-To fence a broker that lives is safe: epochs keep it from doing harm, and its next heartbeat unfences it.
-After that it is not fenced in this way again while this process runs.
+It is safe to fence a broker that lives: epochs prevent damage, and its next heartbeat unfences it. After
+that, this process does not fence it early again.
 
-kafkad.failover.on.refused turns it off. Kafka has no such thing.
+kafkad.failover.on.refused=false turns this off. Kafka has nothing like it.
 
 Use: server/controller_node."""
 
@@ -34,16 +34,16 @@ logger = logging.getLogger("kafkad")
 
 Address = tuple[str, int]
 
-LOOK_S: Final = 1.0  # how often brokers are looked for whose listeners were not tried yet
-TRIES: Final = 3  # of listeners that do not answer
+LOOK_S: Final = 1.0  # between checks for brokers whose listeners were not tried yet
+TRIES: Final = 3  # for listeners that do not answer
 CONNECT_S: Final = 1.0
-AT_ONCE: Final = 32  # connections of ours
+AT_ONCE: Final = 32  # our connections at the same time
 REFUSALS: Final = 2
-PAUSES_S: Final = (0.0, 0.02, 0.03, 0.05, 0.1, 0.2, 0.4)  # several processes do not die in one moment
+PAUSES_S: Final = (0.0, 0.02, 0.03, 0.05, 0.1, 0.2, 0.4)  # several processes do not die at the same moment
 
 
 class EarlyFencing:
-    """`controller` is the QuorumController, `do` runs its steps, `brokers` are those of the image."""
+    """`controller`: the QuorumController. `do` runs its steps. `brokers`: those of the image."""
 
     def __init__(
         self,
@@ -60,16 +60,16 @@ class EarlyFencing:
         self._run = run
         self._listens = listens
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._speaks: dict[int, Any] = {}  # broker id -> the connection of its last heartbeat
+        self._speaks: dict[int, Any] = {}  # broker id -> the connection with its last heartbeat
         self._accepts: dict[BrokerKey, set[Address]] = {}
         self._tried: dict[BrokerKey, int] = {}
-        self._fenced: dict[int, int] = {}  # id -> epoch of those that were fenced here
-        self._distrusted: set[int] = set()  # ids: it was wrong once
+        self._fenced: dict[int, int] = {}  # id -> epoch of brokers that were fenced early
+        self._distrusted: set[int] = set()  # ids of brokers that were fenced by mistake
 
     # -- signs ---------------------------------------------------------------------------------------------
 
     def heard(self, connection: Any, request: Any) -> None:
-        """A BrokerHeartbeat, on this FrameConnection."""
+        """Note a BrokerHeartbeat on this FrameConnection."""
         broker_id = request.broker_id
         connection.broker_id = broker_id
         self._speaks[broker_id] = connection
@@ -81,7 +81,7 @@ class EarlyFencing:
             )  # fmt: skip
 
     def ended(self, connection: Any, by_peer: bool) -> None:
-        """This FrameConnection has ended. `by_peer`: the other side has closed it, or it was reset."""
+        """Note the end of this FrameConnection. `by_peer`: the other side has closed or reset it."""
         broker_id = connection.broker_id
         if broker_id is None or self._speaks.get(broker_id) is not connection:
             return
@@ -93,7 +93,7 @@ class EarlyFencing:
                 self._run(self._judge((broker_id, broker.epoch), patient=True))
 
     def begins(self) -> None:
-        """This controller leads from now on: who has died along with the one before?"""
+        """This controller leads from now on: check for brokers that died with the previous one."""
         for broker in self._brokers():
             key = (broker.broker_id, broker.epoch)
             if not broker.fenced and key in self._accepts:
@@ -107,7 +107,7 @@ class EarlyFencing:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Try the listeners of brokers that are new, or were not reached."""
+        """Try the listeners of brokers that are new or were not reached yet."""
         brokers = {(each.broker_id, each.epoch): each for each in self._brokers()}
         for known in (self._accepts, self._tried):
             for key in known.keys() - brokers.keys():
@@ -142,7 +142,7 @@ class EarlyFencing:
         )
 
     async def _judge(self, key: BrokerKey, *, patient: bool) -> None:
-        """`patient`: it may be about to die, so that it is looked at again where somebody accepts."""
+        """Check a broker. `patient`: it may be about to die, so check again if a listener accepts."""
         refusals = 0
         for pause_s in PAUSES_S:
             await asyncio.sleep(pause_s)
@@ -163,5 +163,5 @@ class EarlyFencing:
         try:
             if await self._do(self._controller.fence_dead(key, lambda: self._is_suspect(key))):
                 self._fenced[key[0]] = key[1]
-        except KafkaError as trouble:  # no longer active, or the log takes nothing now
+        except KafkaError as trouble:  # not active any more, or the log cannot be written
             logger.info("broker %d is not fenced: %s", key[0], trouble)

@@ -1,20 +1,21 @@
-"""Connections of this node to the others of its cluster: TLS and SASL as a listener's configuration says.
+"""Connections of this node to other nodes of its cluster, with TLS and SASL as configured for a listener.
 
     between brokers   inter.broker.listener.name, sasl.mechanism.inter.broker.protocol
     to controllers    the first of controller.listener.names, sasl.mechanism.controller.protocol
 
-As in Kafka this node's own configuration of the listener counts, not what the other node has registered: the
-listener's protocol, its truststore, which says whose certificates are taken, its keystore, which is shown to
-who asks for one, ssl.endpoint.identification.algorithm, and the user name and password of
+As in Kafka, this node's own configuration of the listener applies, not the other node's registration: the
+protocol; the truststore, for the other node's certificate; the keystore, for our own certificate;
+ssl.endpoint.identification.algorithm; and user name and password in
 listener.name.<listener>.<mechanism>.sasl.jaas.config. Stores are read again when their files have changed.
 
-    connect    a Channel, for the control plane
-    secure     what comes before the first byte of a replica fetcher: handshake and login, on its own socket
+    connect    opens a Channel, for the control plane
+    secure     does the handshake and the login on the socket of a replica fetcher
 
-A node that refuses us, or that we refuse, is tried again after 50 ms, 100 ms, ... 1 s; who asks in between is
-told so at once. The log has one line when it begins, one when the reason changes, one when it is over.
+If a node refuses us, or we refuse it, the next tries come after 50 ms, 100 ms, ... 1 s; in between, callers
+get the error at once. The log has one line at the first refusal, one when the reason changes, and one when it
+is over.
 
-PLAINTEXT is a Channel as it always was, and a bare socket. (ChannelBuilders, SaslClientAuthenticator.)"""
+(ChannelBuilders, SaslClientAuthenticator.)"""
 
 import asyncio
 import logging
@@ -53,7 +54,7 @@ MECHANISMS: Final = ("PLAIN", *SCRAM_HASHES)
 IDENTIFICATION: Final = "ssl.endpoint.identification.algorithm"
 RETRY_MS: Final = 50
 RETRY_MS_MAX: Final = 1_000
-FRAME_MAX: Final = 1 << 20  # of an answer before the login is over
+FRAME_MAX: Final = 1 << 20  # of an answer during the login
 AUTHENTICATE_VERSION: Final = 2
 
 
@@ -72,7 +73,8 @@ class Credentials(NamedTuple):
 
 
 class Contexts(NamedTuple):
-    """Both halves' of the same stores. `seen`: what they were made of."""
+    """The TLS contexts for Python's ssl and for the native code. `seen`: the configuration and files they
+    come from."""
 
     seen: Any
     python: ssl.SSLContext
@@ -81,19 +83,19 @@ class Contexts(NamedTuple):
 
 
 class Refused:
-    """A node with which no secured connection came about."""
+    """A node that has refused us, or that we have refused."""
 
     __slots__ = ("failures", "reason", "told", "until")
 
     def __init__(self) -> None:
         self.failures = 0
         self.reason = ""
-        self.told = False  # in the log
+        self.told = False  # a line is in the log
         self.until = 0.0
 
 
 class NodeLinks:
-    """`config` answers the BrokerConfig of now; `read` a file's bytes, or raises OSError."""
+    """`config()` returns the current BrokerConfig; `read` returns a file's bytes or raises OSError."""
 
     def __init__(
         self,
@@ -103,7 +105,7 @@ class NodeLinks:
         mechanism: str,
         read: Callable[[str], bytes],
     ) -> None:
-        """`key` says the mechanism. Raises ConfigError."""
+        """`key`: the configuration key of the mechanism. Raises ConfigError."""
         self._config = config
         self._listener = listener
         self._read = read
@@ -123,7 +125,7 @@ class NodeLinks:
     # -- the control plane -----------------------------------------------------------------------------------
 
     async def connect(self, host: str, port: int, client_id: str, *, timeout_s: float) -> Channel:
-        """Raises Unreachable."""
+        """Open a Channel. Raises Unreachable."""
         if self.is_plain:
             return await Channel.connect(host, port, client_id, timeout_s=timeout_s)
         at = (host, port)
@@ -141,7 +143,7 @@ class NodeLinks:
         except ConfigError as wrong:
             raise Unreachable(self._refuse(at, str(wrong))) from wrong
         except Unreachable as trouble:
-            cause = trouble.__cause__  # None: it has closed the connection, which may be all that it says
+            cause = trouble.__cause__  # None: it closed the connection, perhaps as a refusal
             if cause is None or isinstance(cause, ssl.SSLError | KafkaError):
                 self._refuse(at, str(trouble))
             raise
@@ -165,7 +167,7 @@ class NodeLinks:
     # -- replica fetchers ------------------------------------------------------------------------------------
 
     async def secure(self, plain: socket.socket, host: str, port: int, reactor: Any) -> Secured:
-        """Handshake and login on a connected, non-blocking socket. Raises Unreachable, OSError."""
+        """Do handshake and login on a connected, non-blocking socket. Raises Unreachable, OSError."""
         at = (host, port)
         self._wait_for(at)
         loop = asyncio.get_running_loop()
@@ -194,7 +196,8 @@ class NodeLinks:
     # -- what both need --------------------------------------------------------------------------------------
 
     def _contexts_of_now(self) -> Contexts | None:
-        """Raises ConfigError, if there were none before. None: the protocol has no TLS."""
+        """Return the contexts for the current stores; None if the protocol has no TLS. Raises ConfigError if
+        there are no usable ones."""
         if not self.protocol.endswith("SSL"):
             return None
         config = self._config()
@@ -247,7 +250,7 @@ class NodeLinks:
 
 
 async def _say(steps: Any, ask: Callable[[Any, int], Any]) -> float | None:
-    """Carry on a login; after how many seconds to do so anew. Raises KafkaError."""
+    """Run a login. Return the seconds until the next one, or None. Raises KafkaError."""
     try:
         request = next(steps)
         while True:
@@ -261,7 +264,7 @@ async def _say(steps: Any, ask: Callable[[Any, int], Any]) -> float | None:
 
 
 class _Plain:
-    """Requests and answers on a bare socket, one after the other."""
+    """Sends requests and reads answers on a bare socket, one after the other."""
 
     tls: OutgoingTls | None = None
 
@@ -271,17 +274,17 @@ class _Plain:
         self._correlation = 0
 
     async def ask(self, request: Any, version: int) -> Any:
-        """Raises Malformed, OSError."""
+        """Return the answer to a request. Raises Malformed, OSError."""
         self._correlation += 1
         frame = codec.encode_request(request, version, self._correlation, "kafkad")
         await self._write(len(frame).to_bytes(4, "big") + frame)
         size = int.from_bytes(await self._read(4), "big", signed=True)
         if not 4 <= size <= FRAME_MAX:
-            raise Malformed(f"an answer of {size} bytes")
+            raise Malformed(f"an answer has {size} bytes; 4 to {FRAME_MAX} are allowed")
         cls = codec.response_class(type(request).API_KEY)
         got, response = codec.decode_response(cls, version, await self._read(size))
         if got != self._correlation:
-            raise Malformed("an answer to something else")
+            raise Malformed("an answer has a wrong correlation id")
         return response
 
     async def _write(self, data: bytes) -> None:
@@ -292,12 +295,12 @@ class _Plain:
         while len(data) < size:
             more = await self._loop.sock_recv(self._socket, size - len(data))
             if not more:
-                raise ConnectionError("it has closed the connection")
+                raise ConnectionError("the other node has closed the connection")
             data += more
         return data
 
     def close(self) -> None:
-        """The socket is the caller's."""
+        """Do nothing: the socket is the caller's."""
 
 
 class _Tls(_Plain):
@@ -344,7 +347,7 @@ class _Tls(_Plain):
 
 
 def credentials(config: Any, listener: str, key: str, mechanism: str) -> Credentials:
-    """Raises ConfigError."""
+    """Return this node's login for a listener. Raises ConfigError."""
     if mechanism not in MECHANISMS:
         raise ConfigError(
             f"Invalid value {mechanism} for configuration {key}: nodes log in to each other by one of"
@@ -377,14 +380,14 @@ def credentials(config: Any, listener: str, key: str, mechanism: str) -> Credent
 
 
 def broker_links(now: Callable[[], Any], read: Callable[[str], bytes]) -> NodeLinks:
-    """To other brokers. Raises ConfigError."""
+    """Return the links to other brokers. Raises ConfigError."""
     config = now()
     listener, mechanism = config.inter_broker_listener_name, config.sasl_mechanism_inter_broker_protocol
     return NodeLinks(now, listener, BETWEEN_BROKERS, mechanism, read)
 
 
 def controller_links(now: Callable[[], Any], read: Callable[[str], bytes]) -> NodeLinks:
-    """To controllers. Raises ConfigError."""
+    """Return the links to controllers. Raises ConfigError."""
     config = now()
     listener, mechanism = (
         config.controller_listener_names[0].upper(),
@@ -401,7 +404,7 @@ def controller_links(now: Callable[[], Any], read: Callable[[str], bytes]) -> No
 
 
 def check_links(config: Any, read: Callable[[str], bytes]) -> None:
-    """Raises ConfigError if a node of a cluster could not speak with the others."""
+    """Raise ConfigError if a node of a cluster could not connect to the others."""
     controller_links(lambda: config, read)
     if "broker" in config.process_roles:
         broker_links(lambda: config, read)

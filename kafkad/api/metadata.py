@@ -63,7 +63,7 @@ def permitted(services: Services, context: RequestContext, request: Any, subject
 def _permitted_of_all(services: Services, context: RequestContext, request: Any, subject: Subject) -> Steps:
     named = _Named()
     for number, name in enumerate(services.metadata.image.topics, 1):
-        if subject.may(Operation.DESCRIBE, Resource.TOPIC, name, API, told=False):
+        if subject.may(Operation.DESCRIBE, Resource.TOPIC, name, API, logged=False):
             named.names[name] = None
         if number % LOOKED_AT == 0:
             yield
@@ -89,7 +89,7 @@ def _permitted_of_named(services: Services, context: RequestContext, request: An
     for name in () if named.ids or hidden else list(named.names):
         may = subject.may(Operation.DESCRIBE, Resource.TOPIC, name, API)
         if may and makes and name not in image.topics and invalid_name(name) is None:
-            may = subject.may_cluster(Operation.CREATE, API, told=False) or subject.may(
+            may = subject.may_cluster(Operation.CREATE, API, logged=False) or subject.may(
                 Operation.CREATE, Resource.TOPIC, name, API
             )
             if may:

@@ -204,7 +204,7 @@ def plan_delete(image: MetadataImage, request: Any) -> Steps:
         wanted = filter_of(asked)
         result = response.FilterResults(error_code=errors.NONE, error_message=None)
         results.append(result)
-        if wrong := wanted.is_unknown:
+        if wrong := wanted.error:
             result.error_code, result.error_message = errors.INVALID_REQUEST, wrong
             continue
         for number, (acl_id, acl) in enumerate(acls.candidates(wanted), 1):

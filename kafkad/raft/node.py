@@ -500,7 +500,7 @@ class RaftNode(Observer):
         until = now_ms + self._timings.retry_ms
         self._backoff_ms[flight.node_id] = max(self._backoff_ms.get(flight.node_id, 0), until)
         if flight.kind is messages.ApiVersionsRequest:
-            self._changes.versions_told(flight.node_id, None, now_ms)
+            self._changes.versions_answered(flight.node_id, None, now_ms)
         if flight.kind in CHANGES:
             self._change_ms = now_ms + self._timings.fetch_ms
 
@@ -543,7 +543,7 @@ class RaftNode(Observer):
         if flight.kind in (wire.Fetch, wire.FetchSnapshot):
             return self._take_records(response, now_ms)
         if flight.kind is messages.ApiVersionsRequest:
-            self._changes.versions_told(flight.node_id, response, now_ms)
+            self._changes.versions_answered(flight.node_id, response, now_ms)
             return True
         if flight.kind in CHANGES:
             return self._asked_for_change(flight, response, now_ms)

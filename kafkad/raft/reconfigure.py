@@ -196,7 +196,7 @@ class VoterChanges:
 
     # -- progress of a change ------------------------------------------------------------------------------
 
-    def versions_told(self, node_id: int, response: Any | None, now_ms: int) -> None:
+    def versions_answered(self, node_id: int, response: Any | None, now_ms: int) -> None:
         """Handle a new voter's answer to ApiVersions; None: there is none."""
         change = self._pending
         if change is None or change.offset >= 0 or change.versions is not None or change.key[0] != node_id:

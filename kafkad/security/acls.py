@@ -175,7 +175,7 @@ class Filter(NamedTuple):
     permission: int = Permission.ANY
 
     @property
-    def is_unknown(self) -> str | None:
+    def error(self) -> str | None:
         """Return Kafka's error message if a field has an unknown value, otherwise None."""
         if not Kind.ANY <= self.kind <= Kind.USER or not Pattern.ANY <= self.pattern <= Pattern.PREFIXED:
             return "Unknown patternFilter."

@@ -67,23 +67,23 @@ class Subject:
             self._rights[(kind, operation)] = rights
         return rights
 
-    def may(self, operation: int, kind: int, name: str, api: str, *, told: bool = True) -> bool:
-        """Return whether it is allowed. `told`: log a denial (Kafka: logIfDenied)."""
+    def may(self, operation: int, kind: int, name: str, api: str, *, logged: bool = True) -> bool:
+        """Return whether it is allowed. `logged`: log a denial (Kafka: logIfDenied)."""
         allowed = self.is_super or self.rights(kind, operation).allow(name)
         if allowed:
             if audit.isEnabledFor(logging.DEBUG):
                 self.write(True, operation, kind, name, api)
-        elif told:
+        elif logged:
             self.write(False, operation, kind, name, api)
         return allowed
 
-    def may_cluster(self, operation: int, api: str, *, told: bool = True) -> bool:
-        return self.may(operation, Kind.CLUSTER, CLUSTER_NAME, api, told=told)
+    def may_cluster(self, operation: int, api: str, *, logged: bool = True) -> bool:
+        return self.may(operation, Kind.CLUSTER, CLUSTER_NAME, api, logged=logged)
 
     def may_any(self, operation: int, kind: int, api: str) -> bool:
         """Return whether it is allowed for at least one resource of a kind. As in Kafka, the first check is
         for a fixed name: it is for super users, and for allow.everyone.if.no.acl.found."""
-        if self.may(operation, kind, "hardcode", api, told=False):
+        if self.may(operation, kind, "hardcode", api, logged=False):
             return True
         return self._authorizer.on_any(self.principal, self.host, kind, operation)
 
@@ -121,11 +121,11 @@ class Authorizer:
     def __init__(
         self,
         super_users: Iterable[str],
-        allows_what_nobody_names: bool,
+        allows_without_acls: bool,
         now_ms: Callable[[], int],
     ) -> None:
         self.super_users = frozenset(super_users)
-        self.allows_what_nobody_names = allows_what_nobody_names
+        self.allows_without_acls = allows_without_acls
         self.index = AclIndex()
         self.version = 0  # raised by every change
         self.on_change: Callable[[], object] = lambda: None
@@ -158,7 +158,7 @@ class Authorizer:
         if rights is None:
             if len(self._rights) >= RIGHTS_MAX:
                 self._forget()
-            rights = self.index.rights(who, where, kind, operation, self.allows_what_nobody_names)
+            rights = self.index.rights(who, where, kind, operation, self.allows_without_acls)
             self._rights[key] = rights
         return rights
 
@@ -224,7 +224,7 @@ def _printable(text: str) -> str:
 
 class Settings(NamedTuple):
     super_users: frozenset[str]
-    allows_what_nobody_names: bool
+    allows_without_acls: bool
 
 
 def authorizer_settings(config: Any) -> Settings | None:

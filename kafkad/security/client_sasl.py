@@ -72,9 +72,13 @@ def scram_conversation(
     name = username.replace("=", "=3D").replace(",", "=2C")
     first_bare = f"n={name},r={own}" + (",tokenauth=true" if delegated else "")
     server_first = (yield b"n,," + first_bare.encode()).decode("utf-8", "replace")
-    told = _attributes(server_first)
+    attributes = _attributes(server_first)
     try:
-        salt, rounds, both = base64.b64decode(told["s"], validate=True), int(told["i"]), told["r"]
+        salt, rounds, both = (
+            base64.b64decode(attributes["s"], validate=True),
+            int(attributes["i"]),
+            attributes["r"],
+        )
     except (KeyError, ValueError):
         raise AuthenticationFailed("the broker's SCRAM challenge cannot be read")
     if not both.startswith(own) or both == own:
@@ -90,12 +94,12 @@ def scram_conversation(
     server_last = (yield f"{last_bare},p={base64.b64encode(proof).decode()}".encode()).decode(
         "utf-8", "replace"
     )
-    told = _attributes(server_last)
-    if "e" in told:
-        raise AuthenticationFailed(f"the broker refuses: {told['e']}")
+    attributes = _attributes(server_last)
+    if "e" in attributes:
+        raise AuthenticationFailed(f"the broker refuses: {attributes['e']}")
     server_key = hmac.digest(salted, b"Server Key", hash_name)
     expected = base64.b64encode(hmac.digest(server_key, signed, hash_name)).decode()
-    if not hmac.compare_digest(told.get("v", ""), expected):
+    if not hmac.compare_digest(attributes.get("v", ""), expected):
         raise AuthenticationFailed("the broker does not prove that it knows the password")
 
 

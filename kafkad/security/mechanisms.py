@@ -1,7 +1,7 @@
 """The server's side of SASL mechanisms: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512. OAUTHBEARER is in
 security/oauthbearer, GSSAPI in security/kerberos.
 
-A mechanism has `step(token)`, which returns the answer. `done` and `user` are its result. `Refused.told` is
+A mechanism has `step(token)`, which returns the answer. `done` and `user` are its result. `Refused.shown` is
 the reason that the client gets. If it is None, the client gets a message that names only the mechanism,
 because more could reveal whether a user exists.
 
@@ -38,11 +38,11 @@ _CLIENT_FINAL: Final = re.compile(
 
 
 class Refused(Exception):
-    """The client is refused. `told`: the reason that the client gets; None: no reason."""
+    """The client is refused. `shown`: the reason that the client gets; None: no reason."""
 
-    def __init__(self, reason: str, told: str | None = None) -> None:
+    def __init__(self, reason: str, shown: str | None = None) -> None:
         super().__init__(reason)
-        self.told = told
+        self.shown = shown
 
 
 class Later(Exception):
@@ -93,17 +93,17 @@ class Plain:
     def step(self, token: bytes) -> bytes:
         parts = token.decode("utf-8", "replace").split("\0", 3)
         if len(parts) != 3:
-            raise told(f"Invalid SASL/PLAIN response: expected 3 tokens, got {len(parts)}")
+            raise refused_with(f"Invalid SASL/PLAIN response: expected 3 tokens, got {len(parts)}")
         authorization_id, user, password = parts
         if not user:
-            raise told("Authentication failed: username not specified")
+            raise refused_with("Authentication failed: username not specified")
         if not password:
-            raise told("Authentication failed: password not specified")
+            raise refused_with("Authentication failed: password not specified")
         expected = self._passwords.get(user)
         if expected is None or not hmac.compare_digest(expected.encode(), password.encode()):
-            raise told("Authentication failed: Invalid username or password")
+            raise refused_with("Authentication failed: Invalid username or password")
         if authorization_id not in ("", user):
-            raise told(DIFFERENT_USER)
+            raise refused_with(DIFFERENT_USER)
         self.user = user
         self.done = True
         return b""
@@ -155,7 +155,7 @@ class Scram:
         if credential is None:
             raise Refused(f"user {user} has no {self._hash} credential")
         if _name(first["authzid"] or "") not in ("", user):
-            raise told(DIFFERENT_USER)
+            raise refused_with(DIFFERENT_USER)
         if credential.iterations < ITERATIONS_MIN:
             raise Refused(f"the credential of {user} has {credential.iterations} iterations, too few")
         self.user = user
@@ -193,7 +193,7 @@ DIFFERENT_USER: Final = (
 )
 
 
-def told(reason: str) -> Refused:
+def refused_with(reason: str) -> Refused:
     return Refused(reason, reason)
 
 

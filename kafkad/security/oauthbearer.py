@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from kafkad.security.jwt import BadToken, KeySet, UnknownKey, parse, section, shown
-from kafkad.security.mechanisms import Refused, told
+from kafkad.security.mechanisms import Refused, refused_with
 
 OAUTHBEARER: Final = "OAUTHBEARER"
 MODULE: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
@@ -67,7 +67,7 @@ class OAuthBearer:
             self._challenge = f'{{"status":"{status}"{scope}}}'
             return self._challenge.encode()
         if authorization_id not in ("", who.name):
-            raise told(
+            raise refused_with(
                 f"Authentication failed: Client requested an authorization id ({authorization_id}) that is"
                 f" different from the token's principal name ({who.name})"
             )

@@ -120,7 +120,7 @@ class Authenticator:
         header, request = codec.decode_request(frame)
         return Answer(versions=(header, request))
 
-    def versions_told(self) -> None:
+    def versions_answered(self) -> None:
         """The ApiVersions was answered without an error."""
         self.state = State.HANDSHAKE
 
@@ -156,7 +156,7 @@ class Authenticator:
             failed = self._refused(refused)
             again = "re-authentication" if self._before is not None else "authentication"
             response.error_code = errors.SASL_AUTHENTICATION_FAILED
-            response.error_message = refused.told or (
+            response.error_message = refused.shown or (
                 f"Authentication failed during {again} due to invalid credentials with SASL mechanism"
                 f" {self._name}"
             )

@@ -229,7 +229,7 @@ class Authentication:
         )
         response = versions.api_versions(self._services, context, request)
         if not response.error_code:
-            authenticator.versions_told()
+            authenticator.versions_answered()
         return codec.encode_response(response, context.version, header.correlation_id)
 
     def _fail(self, connection: Connection, request_id: int, answer: Answer) -> None:

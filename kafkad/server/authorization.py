@@ -106,9 +106,9 @@ class FollowedAcls:
         """What no ACL names is as the configuration says, once all ACLs are known."""
         settings = self._settings
         if self._caught_up and settings is not None:
-            allows = settings.allows_what_nobody_names
-            if authorizer.allows_what_nobody_names != allows:
-                authorizer.allows_what_nobody_names = allows
+            allows = settings.allows_without_acls
+            if authorizer.allows_without_acls != allows:
+                authorizer.allows_without_acls = allows
                 authorizer.change((), ())
 
 

@@ -54,11 +54,11 @@ class Gate:
         self.refused: Any = None
         self.serve: Callable[[], Any] | None = None  # called instead of the handler
 
-    def may(self, operation: Operation, kind: Kind, name: str, *, told: bool = True) -> bool:
-        return self.subject.may(operation, kind, name, self.name, told=told)
+    def may(self, operation: Operation, kind: Kind, name: str, *, logged: bool = True) -> bool:
+        return self.subject.may(operation, kind, name, self.name, logged=logged)
 
-    def may_cluster(self, operation: Operation, *, told: bool = True) -> bool:
-        return self.subject.may_cluster(operation, self.name, told=told)
+    def may_cluster(self, operation: Operation, *, logged: bool = True) -> bool:
+        return self.subject.may_cluster(operation, self.name, logged=logged)
 
     def refuse(self, code: int) -> Steps:
         """Refuse the whole request."""
@@ -165,7 +165,7 @@ def _has(gate: Gate, whole: Whole) -> bool:
     name = getattr(gate.request, whole.field) if whole.field else ""
     if whole.kind is not Kind.CLUSTER:
         return gate.may(whole.operation, whole.kind, name or "")
-    if whole.or_else is not None and gate.may_cluster(whole.or_else, told=False):
+    if whole.or_else is not None and gate.may_cluster(whole.or_else, logged=False):
         return True
     return gate.may_cluster(whole.operation)
 
@@ -207,7 +207,7 @@ def _describe_topic_partitions(gate: Gate) -> Steps:
     allowed: list[str] = []
     denied: list[str] = []
     for number, name in enumerate(asked or gate.services.metadata.image.topics, 1):
-        may = gate.may(Operation.DESCRIBE, Kind.TOPIC, name, told=bool(asked))
+        may = gate.may(Operation.DESCRIBE, Kind.TOPIC, name, logged=bool(asked))
         (allowed if may else denied).append(name)
         if number % AT_ONCE == 0:
             yield
@@ -237,7 +237,7 @@ def _describe_topic_partitions(gate: Gate) -> Steps:
 def _create_topics(gate: Gate) -> Steps:
     """Check CREATE: on the cluster it allows every topic. The handler refuses repeated names."""
     request = gate.request
-    if not gate.may_cluster(Operation.CREATE, told=False):
+    if not gate.may_cluster(Operation.CREATE, logged=False):
         seen: dict[str, int] = {}
         for number, topic in enumerate(request.topics, 1):
             seen[topic.name] = seen.get(topic.name, 0) + 1
@@ -256,7 +256,7 @@ def _create_topics(gate: Gate) -> Steps:
     def after(response: Any) -> Steps:
         for topic in response.topics:
             yield
-            if topic.error_code or gate.may(Operation.DESCRIBE_CONFIGS, Kind.TOPIC, topic.name, told=False):
+            if topic.error_code or gate.may(Operation.DESCRIBE_CONFIGS, Kind.TOPIC, topic.name, logged=False):
                 continue
             topic.configs, topic.num_partitions, topic.replication_factor = None, -1, -1
             topic.topic_config_error_code = errors.TOPIC_AUTHORIZATION_FAILED
@@ -267,7 +267,7 @@ def _create_topics(gate: Gate) -> Steps:
 def _delete_topics(gate: Gate) -> Steps:
     """Check DELETE: on the cluster it allows every topic. If a topic is requested by id, its name is not
     shown to a client that may not describe it."""
-    if gate.may_cluster(Operation.DELETE, told=False):
+    if gate.may_cluster(Operation.DELETE, logged=False):
         return
     array = "topics" if gate.context.version >= 6 else "topic_names"
 
@@ -298,7 +298,7 @@ def _extends(array: str, more: list[Any]) -> After:
 
 
 def _offset_for_leader_epoch(gate: Gate) -> Steps:
-    if not gate.may_cluster(Operation.CLUSTER_ACTION, told=False):
+    if not gate.may_cluster(Operation.CLUSTER_ACTION, logged=False):
         yield from _each(gate, Each(Operation.DESCRIBE, Kind.TOPIC, "topics", "topic"))
 
 
@@ -362,7 +362,7 @@ def _hide(gate: Gate, answer: Any, group: Any, hidden: list[Any], cls: Any) -> S
         seen = []
         for topic in answer.topics:
             name = gate.topic_name(topic)
-            if name is not None and gate.may(Operation.DESCRIBE, Kind.TOPIC, name, told=False):
+            if name is not None and gate.may(Operation.DESCRIBE, Kind.TOPIC, name, logged=False):
                 seen.append(topic)
             yield
         answer.topics = seen
@@ -437,13 +437,13 @@ def _list_groups(gate: Gate) -> Steps:
 
 def _listed(gate: Gate, array: str, kind: Kind, name_of: Callable[[Any], str]) -> Steps:
     """Keep only what may be described; DESCRIBE on the cluster shows all groups."""
-    if kind is Kind.GROUP and gate.may_cluster(Operation.DESCRIBE, told=False):
+    if kind is Kind.GROUP and gate.may_cluster(Operation.DESCRIBE, logged=False):
         return
 
     def after(response: Any) -> Steps:
         shown = []
         for number, each in enumerate(getattr(response, array), 1):
-            if gate.may(Operation.DESCRIBE, kind, name_of(each), told=False):
+            if gate.may(Operation.DESCRIBE, kind, name_of(each), logged=False):
                 shown.append(each)
             if number % AT_ONCE == 0:
                 yield
@@ -462,7 +462,7 @@ def _init_producer_id(gate: Gate) -> Steps:
     if name is not None:
         if not gate.may(Operation.WRITE, Kind.TRANSACTIONAL_ID, name):
             code = errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    elif not gate.may_cluster(Operation.IDEMPOTENT_WRITE, told=False) and not gate.subject.may_any(
+    elif not gate.may_cluster(Operation.IDEMPOTENT_WRITE, logged=False) and not gate.subject.may_any(
         Operation.WRITE, Kind.TOPIC, gate.name
     ):
         gate.subject.write(False, Operation.IDEMPOTENT_WRITE, Kind.CLUSTER, "kafka-cluster", gate.name)

@@ -144,7 +144,7 @@ def test_decisions_are_those_of_kafkas_standard_authorizer(kafka):
             results = theirs.authorize(contexts[principal, host], actions).toString().strip("[]").split(", ")
             subject = ours.subject(principal, ADDRESSES[host])
             for (kind, operation, name), result in zip(asked, results, strict=True):
-                allowed = subject.may(operation, kind, name, "Test", told=False)
+                allowed = subject.may(operation, kind, name, "Test", logged=False)
                 assert (result == "ALLOWED") == allowed, (held[gone:], principal, host, kind, operation, name)
                 tally[allowed] += 1
             for operation in (Operation.WRITE, Operation.DESCRIBE, Operation.READ):

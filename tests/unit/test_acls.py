@@ -63,7 +63,7 @@ def test_random_acls_decide_as_the_slow_twin_says(seed, default):
             subject = authorizer.subject(principal, host)
             for kind, operation, name in random.sample(questions.asked(), 40):
                 expected = slow_acls.decide(held, principal, host, kind, operation, name, default)
-                assert subject.may(operation, kind, name, "Test", told=False) == expected
+                assert subject.may(operation, kind, name, "Test", logged=False) == expected
                 reason = authorizer.index.reason(principal, host, kind, operation, name)
                 if reason is not None:
                     assert slow_acls.is_about(reason, kind, name)
@@ -256,7 +256,7 @@ def test_the_audit_log_is_kafkas_and_does_not_repeat_itself(caplog):
     assert lines() == [line]
     for _ in range(3):
         assert not subject.may(Operation.READ, Kind.TOPIC, "t", "Fetch")
-    assert not subject.may(Operation.WRITE, Kind.TOPIC, "t", "Metadata", told=False)
+    assert not subject.may(Operation.WRITE, Kind.TOPIC, "t", "Metadata", logged=False)
     assert lines() == []
     assert not subject.may(Operation.WRITE, Kind.TOPIC, "u\nPrincipal = User:x" + "y" * 300, "Produce")
     [forged] = lines()
@@ -296,7 +296,7 @@ def test_rights_are_forgotten_before_they_are_too_many(monkeypatch):
             subject = authorizer.subject(f"User:{number}", HOST)
             for _ in range(2):
                 allowed = operation != Operation.WRITE
-                assert subject.may(operation, Kind.TOPIC, "t", "Test", told=False) == allowed
+                assert subject.may(operation, Kind.TOPIC, "t", "Test", logged=False) == allowed
                 assert subject.may_any(operation, Kind.TOPIC, "Test") == (operation == Operation.READ)
             assert len(authorizer._rights) <= 25 and len(authorizer._on_any) <= 25
 

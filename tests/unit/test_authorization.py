@@ -93,7 +93,7 @@ def test_no_step_of_a_change_allows_what_is_allowed_neither_before_nor_after(def
         subject = authorizer.subject("User:alice", "10.0.0.1")
 
         def decisions(subject=subject):
-            return {question: subject.may(question[1], question[0], question[2], "Test", told=False)
+            return {question: subject.may(question[1], question[0], question[2], "Test", logged=False)
                     for question in asked}  # fmt: skip
 
         def slow(acls):

@@ -253,7 +253,7 @@ def test_a_client_that_is_refused_is_told_by_a_challenge():
         assert not mechanism.done
         with pytest.raises(Refused) as caught:
             mechanism.step(answer)
-        assert caught.value.told == '{"status":"invalid_token"}' and str(caught.value) == "it has expired"
+        assert caught.value.shown == '{"status":"invalid_token"}' and str(caught.value) == "it has expired"
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_a_client_that_is_refused_is_told_by_a_challenge():
 def test_a_message_that_is_none(message):
     with pytest.raises(Refused) as caught:
         OAuthBearer(Unsecured({}), lambda: NOW_MS).step(message)
-    assert caught.value.told is None
+    assert caught.value.shown is None
 
 
 def test_nobody_is_somebody_else():

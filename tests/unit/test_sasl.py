@@ -146,12 +146,12 @@ def test_a_client_finds_a_server_out_that_does_not_know_the_password():
 def test_plain_says_what_is_wrong(token, message):
     with pytest.raises(Refused, match=message) as refused:
         mechanism("PLAIN").step(token)
-    assert refused.value.told == str(refused.value)
+    assert refused.value.shown == str(refused.value)
     assert mechanism("PLAIN").step(b"alice\0alice\0alice-secret") == b""
 
 
 @pytest.mark.parametrize(
-    ("token", "told"),
+    ("token", "shown"),
     [
         (b"", False),
         (b"y,,n=alice,r=x", False),
@@ -165,10 +165,10 @@ def test_plain_says_what_is_wrong(token, message):
         (b"n,,n=alice,r=x" + b",a=b" * 100_000 + b",", False),
     ],
 )
-def test_a_first_message_of_scram_that_is_refused(token, told):
+def test_a_first_message_of_scram_that_is_refused(token, shown):
     with pytest.raises(Refused) as refused:
         mechanism("SCRAM-SHA-256").step(token)
-    assert (refused.value.told is not None) is told
+    assert (refused.value.shown is not None) is shown
 
 
 @pytest.mark.parametrize("first", [b"n,,n=alice,r=x", b"n,a=alice,n=alice,r=x", b"n,,m=q,n=alice,r=x,more=1"])
@@ -180,7 +180,7 @@ def test_a_last_message_of_scram_that_is_refused(first, final):
     assert server.step(first).startswith(b"r=xserver,s=")
     with pytest.raises(Refused) as refused:
         server.step(final)
-    assert refused.value.told is None
+    assert refused.value.shown is None
 
 
 def test_a_stored_credential_of_too_few_iterations_is_refused():
@@ -287,7 +287,7 @@ def test_api_versions_comes_once():
     ask = codec.encode_request(messages.ApiVersionsRequest(), 0, 1, "test")
     assert of.frame(ask).versions is not None
     assert of.frame(ask).versions is not None, "the first was not answered yet, or with an error"
-    of.versions_told()
+    of.versions_answered()
     assert of.frame(ask).failed == "ApiVersions came twice"
     assert of.frame(ask) == Answer()
 
@@ -381,6 +381,6 @@ def test_any_bytes_end_in_an_answer_or_a_failure(rounds):
                 del frame[chance.randrange(len(frame)) :]
             answer = of.frame(bytes(frame))
             if answer.versions is not None and chance.random() < 0.7:
-                of.versions_told()
+                of.versions_answered()
             assert (answer.failed is not None) <= (of.state is State.FAILED)
         assert of.state is not State.COMPLETE, seed

@@ -31,11 +31,11 @@ class Subject:
     def __init__(self, authorizer, principal, host):
         self.authorizer, self.principal, self.host = authorizer, principal, host
 
-    def may(self, operation, kind, name, api, *, told=True):
+    def may(self, operation, kind, name, api, *, logged=True):
         self.authorizer.asked.append((self.principal, operation, kind, name, api))
         return (self.principal, operation, kind, name) in self.authorizer.rights
 
-    def may_cluster(self, operation, api, *, told=True):
+    def may_cluster(self, operation, api, *, logged=True):
         return self.may(operation, CLUSTER, "kafka-cluster", api)
 
 

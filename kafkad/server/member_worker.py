@@ -1,22 +1,22 @@
 """A broker of a cluster, as one process or as several workers: its controllers are other nodes, or this one
 among others.
 
-    start   the metadata log is followed until the controllers call us registered and caught up; then logs are
-            opened with that image, and when all is loaded we ask to be unfenced, and accept
-    runs    each committed change comes from the observer; what changes metadata goes to the controllers
-    stop    controlled shutdown first: the controllers move leaders away, or leave partitions without one;
-            the controller of the same process goes after that
+    start   follow the metadata log until the broker is registered and has caught up; open the logs with that
+            image; when all are loaded, ask to be unfenced, and accept connections
+    run     the observer brings each committed change; changes of metadata are requested from the controllers
+    stop    controlled shutdown first: the controllers move leaders away, or leave partitions without one. A
+            controller in the same process stops after that
 
-Of several workers it is worker 0 that follows the metadata log, registers the broker and speaks with the
-controllers (server/member_feed). Each worker has the followers and the fetchers of the partitions that it
-owns. The broker is unfenced when all have loaded their logs, and all accept when it is; at the end all serve
-until worker 0 has been let go. What worker 0 was told of the broker outlives it: its successor goes on in
-the same broker epoch, once it knows all the metadata that the others may know.
+With several workers, worker 0 follows the metadata log, registers the broker and talks to the controllers
+(server/member_feed). Each worker has the followers and the fetchers of the partitions that it owns. The
+broker is unfenced when all workers have loaded their logs, and then all of them accept connections. At the
+end all serve until the controllers let worker 0 go. The registration survives worker 0: its successor
+continues in the same broker epoch, when it has all the metadata that the other workers may have.
 
-Where this node is a controller, too, worker 0 is: it votes, and leads the quorum when it is elected. If it
-dies, another node is elected meanwhile.
+If this node is a controller, too, worker 0 runs it: it votes, and leads the quorum when it is elected. If
+worker 0 dies, another node is elected meanwhile.
 
-Connections to other nodes are secured as their listeners say (server/node_links).
+server/node_links secures the connections to other nodes.
 
 Use: server/lifecycle, for a node that is not a whole cluster (config/served.is_alone)."""
 
@@ -63,16 +63,16 @@ from kafkad.server.worker import REJOIN_S, MetadataCache, Worker
 
 logger = logging.getLogger("kafkad")
 
-KNOWN_S: Final = 1.0  # an answer waits so long for this broker to know what it says
-LEAVE_S: Final = 300.0  # for the controllers to let us go; Kafka: BrokerServer.shutdown
-LOOKS: Final = 20  # per session, for a heartbeat that was taken
+KNOWN_S: Final = 1.0  # how long an answer waits until this broker has applied the change
+LEAVE_S: Final = 300.0  # how long the controllers may take to let us go; Kafka: BrokerServer.shutdown
+LOOKS: Final = 20  # checks for an accepted heartbeat per session
 RETRY_S: Final = 5.0  # after directories could not be assigned
 LOCALHOST: Final = "127.0.0.1"
 RACK_AWARE: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 
 class MemberController:
-    """What the handlers see as the controller: each method answers an awaitable."""
+    """The controller for the handlers: each method returns an awaitable."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class MemberController:
         applied: Callable[[int], Awaitable[Any]],
         config: Any,
     ) -> None:
-        """`applied` waits until this broker has done what the metadata says at an offset."""
+        """`applied` waits until this broker has applied the metadata up to an offset."""
         self.config = config
         self._requests = requests
         self._client = client
@@ -94,7 +94,7 @@ class MemberController:
         self.config = config
 
     def drain(self) -> None:
-        """Nothing waits here: the controllers have it."""
+        """Do nothing: changes wait at the controllers."""
 
     async def create_topics(self, request: Any, context: RequestContext | None = None) -> Any:
         response = await self._forward(request, context)
@@ -190,17 +190,18 @@ class MemberController:
         return await self._forward(request, context)
 
     async def forward(self, request: Any, context: RequestContext) -> Any:
-        """A request that has no method of its own here."""
+        """Forward a request that has no method here."""
         return await self._forward(request, context)
 
     def remove_expired_tokens(self) -> None:
-        """The controllers do it."""
+        """Do nothing: the controllers do it."""
 
     async def allocate_producer_ids(self) -> tuple[int, int]:
         return await self._requests.allocate_producer_ids()
 
     def assign_directories(self, placed: Placed) -> None:
-        """No client waits for it; what is refused is tried again with the next change of a topic."""
+        """Assign directories. No client waits for it; refused ones are tried again at the next change of a
+        topic."""
         task = asyncio.get_running_loop().create_task(self._assign(placed))
         self._assigning.add(task)
         task.add_done_callback(self._assigning.discard)
@@ -231,7 +232,8 @@ class MemberController:
         return response
 
     async def _known(self, condition: Callable[[MetadataImage], bool]) -> None:
-        """Until it is so here too, but not for long: the answer is right in any case."""
+        """Wait until this broker has applied the change, but not for long: the answer is correct in any
+        case."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KNOWN_S):
                 await self._client.until(lambda observer: condition(observer.image))
@@ -245,8 +247,8 @@ class MemberWorker(Worker):
         self.fetchers: Fetchers | None = None  # until logs are loaded
         self._tasks: list[asyncio.Task[None]] = []
         self._start_failed: asyncio.Future[None] = self.loop.create_future()
-        self._resumed = False  # as worker 0, the life of the one before us
-        self._active = asyncio.Event()  # the metadata says that this broker is not fenced
+        self._resumed = False  # as worker 0, the registration of our predecessor
+        self._active = asyncio.Event()  # in the metadata this broker is not fenced
 
     def _meet(self) -> None:
         if self.me != LEADER:
@@ -303,7 +305,8 @@ class MemberWorker(Worker):
             self._meet_others(self.place)
 
     def _meet_others(self, place: Place) -> None:
-        """Not before worker 0 has the metadata that they may have: they are sent what they lack of it."""
+        """Connect to the other workers, when worker 0 has all the metadata that they may have: it sends them
+        the rest."""
         super()._meet()
         assert self.peers is not None
         self._departure = Departure(self.peers)
@@ -313,7 +316,7 @@ class MemberWorker(Worker):
         place.first_image.publish(encode_image(self.metadata.image))
 
     def _make_replicas(self, ask: Callable[..., Any]) -> None:
-        """`ask` asks the controller."""
+        """`ask` sends a request to the controller."""
         node_id, epoch = self.config.node_id, self._broker_epoch
         alter = AlterPartitions(ask, self._run, broker_id=node_id, epoch=epoch)
         self.replicas = Replicas(node_id, alter.send, lambda: self.metadata.image, self.clock.monotonic_ms)
@@ -327,7 +330,7 @@ class MemberWorker(Worker):
         self.reactor.throttle_replication(self.throttle)
 
     def _broker_epoch(self) -> int:
-        """All workers know it, by memory that they share."""
+        """Return the broker epoch, which is in shared memory."""
         return self.log_dirs.broker_epoch
 
     async def _applied_by_all(self, offset: int) -> None:
@@ -387,7 +390,7 @@ class MemberWorker(Worker):
         self.loop.run_until_complete(self._unless_failed(work))
 
     async def _unless_failed(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Do this, unless something else fails meanwhile that makes a start impossible."""
+        """Do `work`, unless the start fails meanwhile."""
         task = self.loop.create_task(work)
         await asyncio.wait({task, self._start_failed}, return_when=asyncio.FIRST_COMPLETED)
         if self._start_failed.done():
@@ -464,7 +467,7 @@ class MemberWorker(Worker):
         self.moves.begin(coordinators, self.partitions)
 
     def _name_leaders(self) -> None:
-        """What clients are told of the brokers that lead what we do not (KIP-951)."""
+        """Set the addresses of the other leaders for answers to clients (KIP-951)."""
         self.reactor.name_leaders(
             {
                 (name, broker.broker_id): node_entry(broker.broker_id, endpoint, broker.rack)
@@ -506,7 +509,7 @@ class MemberWorker(Worker):
         self.place.tell(ready=True)
 
     async def _unfenced(self) -> None:
-        """Logs are loaded, of all workers: until we may lead."""
+        """All workers have loaded their logs: wait until we may lead."""
         if any(directory.offline for directory in self.log_dirs.directories()):
             self._tell_offline()
         self.lifecycle.ready_to_unfence()
@@ -533,7 +536,7 @@ class MemberWorker(Worker):
             self._tell_dropped(topic, index, topic_id)
 
     def _follow_leaders(self) -> None:
-        """Fetch what others lead, from here on: also while we are fenced."""
+        """Fetch from other leaders from now on, even while we are fenced."""
         self._throttle()
         self.replicas.on_new_leader = self.reactor.expect_followers
         self.fetchers = Fetchers(
@@ -577,8 +580,9 @@ class MemberWorker(Worker):
         super().hang_up()
 
     async def _depart(self) -> None:
-        """Where no controller takes a heartbeat for a whole session nobody will let us go: all of a cluster
-        stop. Who leads the quorum says nothing: a voter alone goes on to name the leader that has died."""
+        """Wait until the controllers let this broker go. If no controller accepts a heartbeat for a whole
+        session, none will: the whole cluster stops. The leader of the quorum does not tell, because a single
+        voter continues to name the leader that has died."""
         if not self.config.controlled_shutdown_enable:
             return
         self.lifecycle.begin_shutdown()

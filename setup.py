@@ -36,7 +36,9 @@ extensions = [
     Extension(
         f"kafkad._native.{path.parent.name}.{path.stem}",
         [str(path.relative_to(HERE))],
-        include_dirs=[str(path.relative_to(HERE)) for path in sorted(NATIVE.iterdir()) if path.is_dir()],
+        include_dirs=sorted(
+            {str(path.parent.relative_to(HERE)) for path in NATIVE.glob("*/*.pxd")}
+        ),  # no __pycache__
         define_macros=[("_GNU_SOURCE", "1")],
         extra_compile_args=COMPILE,
         extra_link_args=LINK,

@@ -323,6 +323,9 @@ def test_a_start_that_fails_in_a_worker_is_told_once_and_ends_all(tmp_path):
     for partition in range(4):  # whatever worker owns it
         here, there = (one, two) if (one / f"t-{partition}").exists() else (two, one)
         shutil.copytree(here / f"t-{partition}", there / f"t-{partition}")
+        (
+            there / f"t-{partition}" / "partition.metadata"
+        ).unlink()  # else the one that the metadata name is kept
     failing = Broker(workers=2, properties=properties, config=config)
     with pytest.raises(BrokerFailed, match="exited with 1") as told:
         failing.start()

@@ -143,7 +143,7 @@ def test_a_verdict_tells_of_how_few_rounds_it_is() -> None:
 
 def test_every_bound_of_a_row_names_a_scenario_that_is_run_even_when_quick() -> None:
     quick = {r.name for rows in produce.GROUPS.values() for r in rows if r.bound}
-    quick |= {r.name for r in scenarios.FETCH if r.bound}
+    quick |= {r.name for r in (*scenarios.FETCH, *scenarios.TLS_FETCH, *scenarios.TLS_PRODUCE) if r.bound}
     named = {b.scenario for b in BOUNDS if b.scenario.startswith(("produce ", "fetch "))}
     old = {bounds.old_format(load, codec) for load in old_formats.LOADS for codec in old_formats.CODECS}
     assert named - old == quick

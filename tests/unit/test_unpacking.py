@@ -307,7 +307,7 @@ def test_without_a_thread_the_loop_does_it_in_slices(world, monkeypatch):
     client = world.connect()
     assert client.produce("t", large()).error_code == 0
     assert log.end_offset == 40
-    client.send_produce("t", bomb(95 << 20))
+    client.send_produce("t", BOMB)
     rounds = world.reactor.stats()["rounds"]  # each looks at all sockets
     assert codes(client.receive(messages.ProduceResponse, 9)) == [errors.INVALID_RECORD]
     assert world.reactor.stats()["rounds"] - rounds >= 4

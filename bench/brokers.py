@@ -66,7 +66,7 @@ def _read(s: socket.socket, size: int) -> bytes:
 
 
 class Process(ABC):
-    """What all three have in common: a process, its port, its CPU and its memory."""
+    """What all have in common: a port, processes, their CPU and their memory."""
 
     name = ""
 
@@ -74,14 +74,6 @@ class Process(ABC):
         self.directory = directory
         self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
-
-    @abstractmethod
-    def command(self) -> list[str]: ...
-
-    def prepare(self) -> None:
-        """Before a start."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self.port = self.port or free_port()
 
     def start(self, topics: dict[str, int] | None = None) -> float:
         """Seconds to the first answered Metadata, and until the partitions of `topics` (name -> count)
@@ -92,15 +84,9 @@ class Process(ABC):
             self.wait_partitions(name, count)
         return time.perf_counter() - begun
 
+    @abstractmethod
     def launch(self) -> float:
         """Start the process. Returns when, by time.perf_counter."""
-        self.prepare()
-        log = open(self.directory.parent / f"{self.directory.name}.out", "ab")  # noqa: SIM115  the child keeps it
-        command = self.command()
-        begun = time.perf_counter()
-        self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=ENVIRONMENT)
-        log.close()
-        return begun
 
     def wait_ready(self, begun: float) -> None:
         while time.perf_counter() - begun < READY_SECONDS_MAX:
@@ -196,7 +182,28 @@ class Process(ABC):
         ask(self.port, messages.DeleteTopicsRequest(topic_names=[name], timeout_ms=60000), 4)
 
 
-class Kafkad(Process):
+class Server(Process):
+    """A process that is started by one command."""
+
+    @abstractmethod
+    def command(self) -> list[str]: ...
+
+    def prepare(self) -> None:
+        """Before a start."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.port = self.port or free_port()
+
+    def launch(self) -> float:
+        self.prepare()
+        log = open(self.directory.parent / f"{self.directory.name}.out", "ab")  # noqa: SIM115  the child keeps it
+        command = self.command()
+        begun = time.perf_counter()
+        self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=ENVIRONMENT)
+        log.close()
+        return begun
+
+
+class Kafkad(Server):
     name = "kafkad"
 
     def __init__(
@@ -216,7 +223,7 @@ class Kafkad(Process):
         return command
 
 
-class Jvm(Process):
+class Jvm(Server):
     """JVM Kafka from its Maven artefacts, with the JVM options of kafka-server-start, or with a heap of
     `heap` (4G), touched at the start.
     """
@@ -275,7 +282,7 @@ class Jvm(Process):
         return [*self.java([*self.heap, *JVM_OPTIONS]), "kafka.Kafka", str(self.properties())]
 
 
-class Bare(Process):
+class Bare(Server):
     """The bare loop: no topics, no Metadata; partitions are files 0 to 127."""
 
     name = "bare loop"

@@ -109,9 +109,6 @@ class Trio(Process):
         self.name = name
         self.nodes = nodes
 
-    def command(self) -> list[str]:
-        raise NotImplementedError("each node has its own")
-
     def launch(self) -> float:
         self.directory.mkdir(parents=True, exist_ok=True)
         begun = [node.launch() for node in self.nodes]

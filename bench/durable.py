@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench import scenarios
-from bench.brokers import Process
+from bench.brokers import Process, Server
 from bench.drive import run_produce
 from bench.figures import figures
 from bench.native import build
@@ -34,7 +34,7 @@ BIG_WRITE = 8 << 20
 BATCH_OVERHEAD = 8  # bytes of a record beside its value, about
 
 
-class Disk(Process):
+class Disk(Server):
     """No broker: the disk, asked by itself."""
 
     def __init__(self, directory: Path, name: str) -> None:

@@ -16,7 +16,7 @@ BUILT = Path(__file__).parent.parent / ".cache" / "bench"
 def build(name: str) -> Path:
     """`bench/native/<name>.c` compiled; built again when a source is newer."""
     target = BUILT / name
-    sources = [HERE / f"{name}.c", HERE / "kafka_wire.h", HERE / "tls.h"]
+    sources = [HERE / f"{name}.c", *HERE.glob("*.h")]
     if not target.exists() or target.stat().st_mtime < max(s.stat().st_mtime for s in sources):
         BUILT.mkdir(parents=True, exist_ok=True)
         compiler = os.environ.get("CC", "cc")

@@ -30,6 +30,7 @@
 #include <unistd.h>
 
 #include "kafka_wire.h"
+#include "options.h"
 #include "tls.h"
 
 #define IN_FLIGHT_MAX 64
@@ -41,7 +42,7 @@ static int keyed, batches = 1, max_bytes = 1 << 20, max_wait_ms, fetch_all, shar
 static double seconds = 1, rate, mb_max = 1e12;
 static const char *topic = "bench", *batch_file = "";
 
-static const struct { const char *name; int *i; double *d; const char **s; } OPTIONS[] = {
+static const struct option OPTIONS[] = {
     {"port", &port, 0, 0},             {"topic", 0, 0, &topic},
     {"partitions", &partitions, 0, 0}, /* of the topic */
     {"producers", &producers, 0, 0},   /* connections that produce */
@@ -751,23 +752,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "load run|idle name=value ...\n");
         return 2;
     }
-    for (int i = 2; i < argc; i++) {
-        char *value = strchr(argv[i], '=');
-        size_t k = 0, count = sizeof OPTIONS / sizeof *OPTIONS;
-        while (value && k < count &&
-               (strlen(OPTIONS[k].name) != (size_t)(value - argv[i]) || strncmp(OPTIONS[k].name, argv[i], (size_t)(value - argv[i]))))
-            k++;
-        if (!value || k == count) {
-            fprintf(stderr, "no option: %s\n", argv[i]);
-            return 2;
-        }
-        if (OPTIONS[k].i)
-            *OPTIONS[k].i = atoi(value + 1);
-        else if (OPTIONS[k].d)
-            *OPTIONS[k].d = atof(value + 1);
-        else
-            *OPTIONS[k].s = value + 1;
-    }
+    if (take_options(OPTIONS, sizeof OPTIONS / sizeof *OPTIONS, argc - 2, argv + 2))
+        return 2;
     topic_size = strlen(topic);
     if (in_flight < 1 || in_flight > IN_FLIGHT_MAX || topic_size > 200 || batches < 1 || batches > partitions ||
         (acks == 0 && (stamp || consumers)) || (shared && consumers > partitions)) {

@@ -23,6 +23,7 @@
 #include <time.h>
 
 #include "kafka_wire.h"
+#include "options.h"
 #include "tls.h"
 
 #define BUCKETS 4096
@@ -33,7 +34,7 @@ static double seconds = 1, rate;
 static const char *mechanism = "", *user = "", *password = "", *client_key = "", *stored_key = "";
 static uint8_t keys[2][32];
 
-static const struct { const char *name; int *i; double *d; const char **s; } OPTIONS[] = {
+static const struct option OPTIONS[] = {
     {"port", &port, 0, 0},           {"tls", &tls, 0, 0},       {"connections", &connections, 0, 0},
     {"rate", 0, &rate, 0},           {"seconds", 0, &seconds, 0}, {"mechanism", 0, 0, &mechanism},
     {"user", 0, 0, &user},           {"password", 0, 0, &password},
@@ -294,23 +295,8 @@ static void hex(const char *text, uint8_t *to)
 
 int main(int argc, char **argv)
 {
-    for (int i = 1; i < argc; i++) {
-        char *value = strchr(argv[i], '=');
-        size_t k = 0, count = sizeof OPTIONS / sizeof *OPTIONS;
-        while (value && k < count &&
-               (strlen(OPTIONS[k].name) != (size_t)(value - argv[i]) || strncmp(OPTIONS[k].name, argv[i], (size_t)(value - argv[i]))))
-            k++;
-        if (!value || k == count) {
-            fprintf(stderr, "no option: %s\n", argv[i]);
-            return 2;
-        }
-        if (OPTIONS[k].i)
-            *OPTIONS[k].i = atoi(value + 1);
-        else if (OPTIONS[k].d)
-            *OPTIONS[k].d = atof(value + 1);
-        else
-            *OPTIONS[k].s = value + 1;
-    }
+    if (take_options(OPTIONS, sizeof OPTIONS / sizeof *OPTIONS, argc - 1, argv + 1))
+        return 2;
     if (connections < 1 || connections > 10000 || strlen(user) + strlen(password) > 200 || strlen(mechanism) > 60) {
         fprintf(stderr, "1 to 10000 connections, and short names\n");
         return 2;

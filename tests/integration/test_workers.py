@@ -25,7 +25,6 @@ from tests.wire import Wire, batch, create_topic, high_watermark, produce
 MARK = ".kafka_cleanshutdown"
 QUICK = {"group.initial.rebalance.delay.ms": 0, "offsets.topic.num.partitions": 8}
 COUNTS = [2, 4]
-PROMPT_S = 4.0  # how long a stop may take on a busy machine
 
 
 @pytest.fixture(params=COUNTS)
@@ -196,7 +195,7 @@ def test_a_fetch_that_waits_is_woken_by_another_worker(broker):
                     begun = time.monotonic()
                     assert produce(writer, "woken", batch(b"ring"), partition).error_code == 0
                     frame = reader.read_frame()
-                    assert time.monotonic() - begun < 6, "nobody has rung"
+                    assert time.monotonic() - begun < 2, "nobody has rung"
                     assert b"ring" in frame
 
 
@@ -258,7 +257,7 @@ def test_a_stop_is_clean_and_another_number_of_workers_finds_everything(tmp_path
             pids = [broker.pid, *broker.worker_pids.values()]
             begun = time.monotonic()
             assert broker.stop() == 0, broker.log
-            assert time.monotonic() - begun < PROMPT_S
+            assert time.monotonic() - begun < 2
             assert (broker.data_dir / MARK).exists(), broker.log
             assert "Traceback" not in broker.log, broker.log
             assert not any(psutil.pid_exists(pid) for pid in pids)
@@ -323,9 +322,8 @@ def test_a_start_that_fails_in_a_worker_is_told_once_and_ends_all(tmp_path):
     for partition in range(4):  # whatever worker owns it
         here, there = (one, two) if (one / f"t-{partition}").exists() else (two, one)
         shutil.copytree(here / f"t-{partition}", there / f"t-{partition}")
-        (
-            there / f"t-{partition}" / "partition.metadata"
-        ).unlink()  # else the one that the metadata name is kept
+        # with the same topic id, the one that the metadata name would be kept
+        (there / f"t-{partition}" / "partition.metadata").unlink()
     failing = Broker(workers=2, properties=properties, config=config)
     with pytest.raises(BrokerFailed, match="exited with 1") as told:
         failing.start()

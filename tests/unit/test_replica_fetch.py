@@ -317,7 +317,8 @@ def test_t20_the_first_batch_may_begin_below_the_start(world, leader):
     assert (log.log_start_offset, log.end_offset, log.high_watermark) == (4, 6, 6)
 
 
-def test_a_batch_that_contradicts_the_log_fails_the_partition(world, leader):
+def overlapping(world, leader):
+    """A log that has begun to follow, and was asked for more; its leader has written other batches there."""
     log = world.log()
     leader.append(count=2)
     world.connect()
@@ -326,6 +327,11 @@ def test_a_batch_that_contradicts_the_log_fails_the_partition(world, leader):
     leader.log.truncate_to(0)
     leader.append(count=5)
     world.asked()
+    return log
+
+
+def test_a_batch_that_contradicts_the_log_fails_the_partition(world, leader):
+    log = overlapping(world, leader)
     world.answer([((TOPIC, 0), {"records": stored(leader)})])
     assert log.end_offset == 2
     assert world.told == [("trouble", TOPIC, 0, 0, True, "a batch begins below the end of the log")]
@@ -595,14 +601,7 @@ def test_a_large_buffer_outlives_a_connection_that_is_closed_while_a_log_is_call
 
 
 def test_an_overlap_that_cannot_be_handled_is_told_once(world, leader):
-    log = world.log()
-    leader.append(count=2)
-    world.connect()
-    world.asked()
-    world.answer([((TOPIC, 0), {"records": stored(leader)})])
-    leader.log.truncate_to(0)
-    leader.append(count=5)
-    world.asked()
+    log = overlapping(world, leader)
     error = OSError(28, "no space")
     world.during_call = lambda: raising(error)
     world.answer([((TOPIC, 0), {"records": stored(leader)})])

@@ -2,10 +2,12 @@
 
 import gzip
 import os
+import random
 import struct
 import threading
 import time
 
+import numpy as np
 import pytest
 from reactor_world import NOW_MS, World, produce
 from workers_world import Workers
@@ -44,10 +46,10 @@ def small(codec=0, value=b"v", key=b"k", **fields):
     return bytes(build_batch([Record(key, value, timestamp=NOW_MS)], compression=codec, **fields))
 
 
-def bomb(size=60 << 20):
+def bomb(value=bytes(60 << 20), level=9):
     """Refused at its end only: one record that lacks its last byte."""
-    head = b"\0\0\0\1" + varint(size)
-    return bytes(as_batch(1, gzip.compress(varint(len(head) + size + 1) + head + bytes(size), 9)))
+    head = b"\0\0\0\1" + varint(len(value))
+    return bytes(as_batch(1, gzip.compress(varint(len(head) + len(value) + 1) + head + value, level)))
 
 
 def varint(value):
@@ -298,7 +300,9 @@ def test_a_reactor_closes_with_jobs_in_flight(tmp_path):
 
 def test_without_a_thread_the_loop_does_it_in_slices(world, monkeypatch):
     """Before: the whole bomb in one round, two rounds in all."""
-    log = world.log("t")
+    log = world.log("t", max_message_bytes=8 << 20)
+    bits = random.Random(1).randbytes(2 << 20)  # each a byte of the value, which no library unpacks quickly
+    slow = bomb(np.unpackbits(np.frombuffer(bits, np.uint8)).tobytes(), 1)
 
     def none_left(self):
         raise RuntimeError("can't start new thread")
@@ -307,10 +311,10 @@ def test_without_a_thread_the_loop_does_it_in_slices(world, monkeypatch):
     client = world.connect()
     assert client.produce("t", large()).error_code == 0
     assert log.end_offset == 40
-    client.send_produce("t", BOMB)
+    client.send_produce("t", slow)
     rounds = world.reactor.stats()["rounds"]  # each looks at all sockets
     assert codes(client.receive(messages.ProduceResponse, 9)) == [errors.INVALID_RECORD]
-    assert world.reactor.stats()["rounds"] - rounds >= 4
+    assert world.reactor.stats()["rounds"] - rounds >= 5
 
 
 def test_without_memory_for_a_job_one_request_fails(world, monkeypatch):

@@ -15,8 +15,8 @@ from kafkad.protocol.errors import KafkaError
 
 logger = logging.getLogger(__name__)
 
-REFUSED_LOGGED: Final = 10  # of the replicas that one request wants to be moved
-FUTURE_LENGTH: Final = 1 + 32 + len(FUTURE_DIR)  # of what a copy's directory has behind the plain name
+REFUSED_LOGGED: Final = 10  # refused replicas of one request that are logged one by one
+FUTURE_LENGTH: Final = 1 + 32 + len(FUTURE_DIR)  # a copy's directory: the plain name, a dot, an id, -future
 
 
 def describe_log_dirs(services: Services, context: RequestContext, request: Any) -> Any:

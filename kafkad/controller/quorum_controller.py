@@ -37,7 +37,7 @@ from kafkad.raft.quorum_log import QuorumLog, not_controller
 logger = logging.getLogger(__name__)
 
 UNCLEAN_KEY: Final = "unclean.leader.election.enable"
-MANY: Final = 1_000  # replicas of a broker, whose records take a while
+MANY: Final = 1_000  # a broker with more replicas in ISRs is fenced in two steps
 
 
 class QuorumController(Controller):
@@ -229,8 +229,8 @@ class QuorumController(Controller):
         return True
 
     def _fence(self, head: Head, broker_id: int, reason: str) -> Steps:
-        """Where it has many replicas the partitions that it leads come first: they are led again before all
-        the others have lost a replica."""
+        """Fence the broker. If it has many replicas, first elect leaders for the partitions that it leads,
+        because clients wait for these; the ISRs of the others change afterwards."""
         if len(head.indexes.in_isr.get(broker_id, ())) > MANY:
             records = yield from membership.plan_succession(head, broker_id)
             yield from self._append(records, atomic=False)

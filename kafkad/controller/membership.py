@@ -4,7 +4,7 @@
                        record, last. If the plan is cut off between batches, the broker registers again
     plan_heartbeat     BrokerHeartbeat: fenced, unfenced, controlled shutdown, directories offline or cordoned
     plan_fence         a broker whose session has ended
-    plan_succession    what it leads, before all the rest of that
+    plan_succession    other leaders for what a broker leads that `plan_fence` is about to fence
     plan_unregister    UnregisterBroker
     plan_controller    ControllerRegistration
 
@@ -254,7 +254,7 @@ def plan_fence(head: Head, broker_id: int) -> Generator[None, None, list[Any]]:
 
 
 def plan_succession(head: Head, broker_id: int) -> Generator[None, None, list[Any]]:
-    """The records by which others lead what a broker leads that is about to be fenced."""
+    """Return the records that elect other leaders for what a broker leads that is about to be fenced."""
     records: list[Any] = []
     led = list(head.indexes.led.get(broker_id, ()))
     yield from stepped(leader_changes(head.image, head.settings, led, remove=broker_id), records)

@@ -61,7 +61,7 @@ def command(
 
     All nodes are given the same cluster id. With controller.quorum.voters in the file nothing else is needed;
     with controller.quorum.bootstrap.servers the first voters are named here. A broker that is alone formats
-    its directory by itself at the first start.
+    its directory by itself at the first start; with --add-scram, the first user is there at once.
 
     \b
       ID=$(kafkad format --random-uuid)
@@ -71,6 +71,7 @@ def command(
     from kafkad.cli.format_scram import SINCE, scram_record
     from kafkad.cli.serve import parse_overrides
     from kafkad.config.broker import BrokerConfig, ConfigError
+    from kafkad.config.served import is_alone
     from kafkad.log.formatting import Content, FormatRefused, cluster_id_of, format_directories
     from kafkad.metadata.releases import name_of
     from kafkad.raft.bootstrap import build_bootstrap, build_voters_checkpoint
@@ -127,7 +128,8 @@ def command(
         what = kind if path == metadata else "data directory"
         print(f"Formatting {what} {path} with metadata.version {version}.")
     if made:
-        print(f"Cluster ID: {cluster_id}. The other nodes need it: kafkad format --cluster-id {cluster_id}")
+        others = f" The other nodes need it: kafkad format --cluster-id {cluster_id}"
+        print(f"Cluster ID: {cluster_id}.{'' if is_alone(config) else others}")
 
 
 def _random_uuid() -> str:
@@ -167,6 +169,7 @@ def _levels(release_version: str | None, features: tuple[str, ...]) -> dict[str,
 
 def _voters(config: Any, standalone: bool, initial: str | None, none: bool) -> "list[Voter]":
     """The first voters of the log, none with controller.quorum.voters. Raises ValueError."""
+    from kafkad.config.served import is_alone
     from kafkad.log.checkpoints import uuid_bytes
     from kafkad.log.identity import random_id
     from kafkad.protocol.errors import Malformed
@@ -188,10 +191,14 @@ def _voters(config: Any, standalone: bool, initial: str | None, none: bool) -> "
         told = {point.listener: point for point in config.controller_endpoints}
         told |= {point.listener: point for point in config.advertised_endpoints if point.listener in told}
         if listener not in told:
-            raise ValueError("No controller listeners found")
+            raise ValueError(
+                "No controller listeners found. A broker without one is alone: format it without --standalone"
+            )
         at = told[listener]
         return [Voter(config.node_id, random_id(), {listener: (at.host or "localhost", at.port)})]
     if initial is None:
+        if is_alone(config) and not config.controller_endpoints:
+            return []  # nobody else could ever vote
         if is_controller and not none:
             raise ValueError(
                 f"Because controller.quorum.voters is not set on this controller, you must specify {FORMATS}"

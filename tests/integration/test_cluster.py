@@ -283,8 +283,11 @@ def test_what_kafkad_format_refuses(tmp_path):
     data, voters = tmp_path / "data", "controller.quorum.voters=1@127.0.0.1:9093"
     alone = ("format", "--data-dir", data)
     assert kafkad(*alone, "--override", voters, "--standalone")[0] == 2
-    code, _, err = kafkad(*alone)
+    listeners = ("controller.listener.names=C", "listeners=PLAINTEXT://h:9092,C://h:9093")
+    code, _, err = kafkad(*alone, *(word for pair in listeners for word in ("--override", pair)))
     assert code == 2 and "you must specify one of the following: --standalone, --initial-" in err
+    code, _, err = kafkad(*alone, "--standalone")
+    assert code == 2 and "A broker without one is alone: format it without --standalone" in err
     for wrong in ("1@h:9093", "1@h:x:AAAAAAAAAAAAAAAAAAAAAQ", "1@h:1:AAAAAAAAAAAAAAAAAAAAAQ,1@g:1:AA"):
         code, _, err = kafkad(*alone, "--initial-controllers", wrong)
         assert code == 2 and "is not of the form id@host:port:directory" in err

@@ -62,33 +62,34 @@ def test_passwords_in_ten_lines(tmp_path):
         assert told.splitlines()[-1] == "hello"
 
 
-def test_tls_and_passwords_in_ten_lines(tmp_path):
-    """The page's own lines, but for the ports and the broker, which this test ends."""
-    tls, plain = free_port(), free_port()
+def test_tls_passwords_and_acls_in_ten_lines(tmp_path):
+    """The page's own lines, but for the port and the broker, which this test ends."""
+    port = free_port()
 
     def moved(text: str) -> str:
-        return text.replace("9093", str(tls)).replace("9092", str(plain))
+        return text.replace("9093", str(port))
 
     *making, serving = moved(block("docs/security.md", "kafkad certs ./certs")).strip().splitlines()
-    assert serving == "kafkad serve tls.properties"
+    assert serving == "kafkad serve secured.properties"
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
-    def bash(script: str) -> str:
-        done = subprocess.run(
+    def bash(script: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             ["bash", "-eu", "-o", "pipefail", "-c", script],
             cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
-    bash("\n".join(making))
-    text = (tmp_path / "tls.properties").read_text().replace("./", f"{tmp_path}/")
-    (tmp_path / "tls.properties").write_text(text)
-    with Broker(properties=tmp_path / "tls.properties"):
-        first = "kafkad configs --alter --entity-type users --entity-name anna --add-config"
-        using = moved(block("docs/security.md", f"{first} 'SCRAM-SHA-512=[password=anna-secret]'"))
-        using = f"export KAFKAD_BOOTSTRAP_SERVER=127.0.0.1:{plain}\n{using}"  # the default's port
-        assert bash(using).splitlines()[-1] == "hello"
+    made = bash("\n".join(making))
+    assert made.returncode == 0 and "The other nodes" not in made.stdout, made.stdout + made.stderr
+    text = (tmp_path / "secured.properties").read_text().replace("./", f"{tmp_path}/")
+    (tmp_path / "secured.properties").write_text(text)
+    with Broker(properties=tmp_path / "secured.properties"):
+        using = bash(moved(block("docs/security.md", "for user in admin anna; do")))
+        assert using.returncode == 0, using.stdout + using.stderr
+        assert using.stdout.splitlines()[-1] == "hello"
+        login = f"--bootstrap-server localhost:{port} --command-config anna.properties"
+        refused = bash(f"kafkad topics --create --topic other {login}")  # anna may do nothing else
+        assert refused.returncode and "AUTHORIZATION_FAILED" in refused.stderr
 
 
 def test_the_five_minutes_of_ingest(shell, tmp_path):

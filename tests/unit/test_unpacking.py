@@ -607,7 +607,9 @@ def test_the_senders_death_drops_what_it_forwarded(workers):
     client = workers.connect(0)
     client.send_request(produce("t", dict.fromkeys(range(last + 1), large(count=2000))), 9)
     client.send_produce("t", small(), index=last)
-    workers.ask_until(1, "stats", want=lambda stats: stats["appended"] == last + 2)  # the small one is there, too
+    workers.ask_until(
+        1, "stats", want=lambda stats: stats["appended"] == last + 2
+    )  # the small one is there, too
     assert workers.ask(1, "stats")["unpacking"]
     workers.kill(0)
     workers.start(0)

@@ -1,9 +1,8 @@
 """One partition's log: Kafka's UnifiedLog over the native hot path.
 
 The native `Partition` appends and reads. Rare cases are handled here and in the modules that this one calls:
-`opening`, `rolling`, `truncation`, `segment_deletion` (retention), `timestamps` (searches by time) and
-`flusher` (what is on disk). When the native append returns NEED_PYTHON, `append_client` does what is missing
-and appends again, so that each rule is implemented once.
+`opening`, `appending` (what the native append leaves), `rolling`, `truncation`, `segment_deletion`
+(retention), `timestamps` (searches by time) and `flusher` (what is on disk).
 
 Beware: one thread owns a log, the worker's loop. Only functions passed to `Scheduler.run_in_thread` run
 elsewhere; they get file references and paths, never the log."""
@@ -13,23 +12,13 @@ import logging
 import os
 import struct
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kafkad._native.log.next_segment import NextSegment as Files
 from kafkad._native.log.partition import Partition
-from kafkad._native.log.partition_appends import (
-    IN_PLACE,
-    NOT_IN_PLACE,
-    NOT_WRITTEN,
-    WANTS_PRODUCERS,
-    WANTS_ROLL,
-)
-from kafkad._native.log.producer_table import ProducerTable
-from kafkad._native.log.segment_recovery import replay_producers
-from kafkad._native.wire.batch import AppendRules
-from kafkad.log import opening, relocation, rolling, timestamps, truncation
-from kafkad.log.admission import NEED_TRANSACTION, Admission, NeedTransaction
+from kafkad.log import appending, opening, relocation, rolling, timestamps, truncation
+from kafkad.log.admission import NEED_TRANSACTION, Admission
+from kafkad.log.appending import Origin
 from kafkad.log.checkpoints import write_partition_metadata
 from kafkad.log.clean_marks import CleanStop
 from kafkad.log.down_conversion import DownConversion
@@ -42,7 +31,7 @@ from kafkad.log.filenames import (
 from kafkad.log.flusher import FATAL, Flusher, Work
 from kafkad.log.leader_epochs import OFFSET_MAX, LeaderEpochs
 from kafkad.log.next_segment import NextSegment
-from kafkad.log.pending_append import AppendResult, PendingAppend, PendingSet, Target, append_rules
+from kafkad.log.pending_append import AppendResult, PendingAppend, append_rules
 from kafkad.log.producer_state import write_snapshot
 from kafkad.log.scheduler import Scheduler
 from kafkad.log.segment_deletion import delete_due
@@ -58,8 +47,6 @@ from kafkad.protocol.errors import (
     POLICY_VIOLATION,
     KafkaError,
 )
-from kafkad.protocol.message_sets import is_message_set
-from kafkad.protocol.validation import InvalidBatch
 
 if TYPE_CHECKING:
     from kafkad._native.shared.watermarks import RowSlot
@@ -67,14 +54,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("kafkad.log")
 
-NEED_PYTHON: Final = -1000
 READ_SIZE: Final = 1 << 20
-RECALL_SIZE: Final = 64 << 20  # bytes at the log's end that contain five batches of a busy producer
 PRODUCER_EXPIRATION_MS: Final = 86_400_000  # producer.id.expiration.ms
 
 Below = Literal["high_watermark", "end", "stable"]
 ISOLATIONS: Final[dict[str, int]] = {"high_watermark": 0, "stable": 1, "end": 2}
-ORIGINS: Final[dict[str, int]] = {"coordinator": 1, "raft": 2, "replica": 3}
 _SIZE = struct.Struct(">i")
 
 
@@ -313,9 +297,13 @@ class Log:
 
     def assign_epoch(self, epoch: int, start_offset: int) -> None:
         """The first batch of a leader's `epoch` is about to be appended. Raises KafkaError."""
-        self._change_epochs(lambda: self.leader_epochs.assign(epoch, start_offset))
+        self.assign_epoch_of(epoch, start_offset)
         self.native.note_epochs()
         self.native.flush_by_log = True  # the file is flushed with the batch
+
+    def assign_epoch_of(self, epoch: int, start_offset: int) -> None:
+        """The first batch of `epoch` was appended at `start_offset`. Raises KafkaError."""
+        self._change_epochs(lambda: self.leader_epochs.assign(epoch, start_offset))
 
     def _change_epochs(self, change: Callable[[], None]) -> None:
         """Change the epochs; in a shortage the next flush writes the file. Raises KafkaError."""
@@ -371,18 +359,7 @@ class Log:
     ) -> "AppendResult | PendingAppend":
         """Do `append_client`; if the batch must be decompressed or rebuilt first, return that work. Raises as
         `append_client`."""
-        batch: Any = records
-        if memoryview(records).readonly:
-            batch = bytearray(records)
-        kind = PendingSet if is_message_set(batch) else PendingAppend
-        result = None
-        if kind is PendingAppend:
-            result = self._append_checked(batch, now_ms, False, admission, guard)
-        if result is None:
-            rules = AppendRules(transactions=True, **append_rules(self.config))  # `admission` decides
-            target = self._target(admission, guard)
-            return kind(target, batch, rules, now_ms, self._compression_level())
-        return result
+        return appending.begin(self, self._next, records, now_ms, admission, guard)
 
     def ask_guard(
         self, admission: Admission, producer_id: int, epoch: int, base_sequence: int, now_ms: int
@@ -396,95 +373,12 @@ class Log:
             raise KafkaError(code)
         return 0
 
-    def _target(self, admission: Admission, guard: int) -> Target:
-        config = self.config
-        return Target(
-            self.native,
-            partial(self._append_pending, admission, guard),
-            self.directory,
-            config.segment_bytes,
-            config.segment_index_bytes,
-        )
-
-    def _append_pending(
-        self,
-        admission: Admission,
-        guard: int,
-        batch: bytearray | memoryview,
-        now_ms: int,
-        files: Files | None,
-    ) -> AppendResult:
-        result = self._append_checked(batch, now_ms, True, admission, guard, files)
-        assert result is not None
-        return result
-
-    def _append_checked(
-        self,
-        batch: bytearray | memoryview,
-        now_ms: int,
-        checked: bool,
-        admission: Admission,
-        guard: int,
-        files: Files | None = None,
-    ) -> AppendResult | None:
-        """Return None if it must be decompressed or rebuilt first. `checked`: it was. `files` begin with
-        it."""
-        written = NOT_WRITTEN if files is None else NOT_IN_PLACE
-        while True:
-            code, base, end, time_ms, start, bad_record, message = self.native.try_append(
-                batch, now_ms, checked, written, admission, guard
-            )
-            if code == 0:
-                return AppendResult(base, end, time_ms, start)
-            if written == IN_PLACE:
-                self.io(self.native.cut_active)
-                written = NOT_WRITTEN
-            if code == NEED_TRANSACTION:
-                raise NeedTransaction(self.native.guard)
-            if code != NEED_PYTHON:
-                raise InvalidBatch(code, message, bad_record)
-            if self.native.wants == WANTS_ROLL:
-                if written == NOT_IN_PLACE:
-                    assert files is not None
-                    written = IN_PLACE if self._put_in_place(files, batch, now_ms) else NOT_WRITTEN
-                else:
-                    self.roll(now_ms)
-                continue
-            if self.native.wants == WANTS_PRODUCERS:
-                self._recall_producers()
-                continue
-            assert not checked
-            return None
-
-    def _put_in_place(self, files: Files, batch: bytearray | memoryview, now_ms: int) -> bool:
-        """Make `files`, which begin with `batch`, the active segment's. False: that failed, and nothing of
-        the batch is in the active segment. Raises KafkaError."""
-        return rolling.put_in_place(self, self._next, files, batch, now_ms)
-
-    def _recall_producers(self) -> None:
-        """Complete producers from a snapshot, which has only their last batch, from the log: a client may
-        retry any of the last five. At most once after a start, when such a retry comes."""
-        replayed = ProducerTable()
-        rows = self.native.segment_rows()
-        first = len(rows) - 1
-        while first > 0 and sum(size for _, size, _ in rows[first:]) < RECALL_SIZE:
-            first -= 1
-        for base, _, _ in rows[first:]:
-            path = segment_file(self.directory, base, LOG)
-            self.io(replay_producers, path, replayed, base, self.end_offset)
-        self.native.producers.recall(replayed)
-
-    def _compression_level(self) -> int | None:
-        codec = self._config.compression_type
-        level = getattr(self._config, f"compression_{codec}_level", None)
-        return level if isinstance(level, int) else None
-
     def append(
         self,
         batch: bytearray,
         now_ms: int,
         *,
-        origin: Literal["coordinator", "raft", "replica"] = "coordinator",
+        origin: Origin = "coordinator",
         epoch: int | None = None,
         admission: Admission = Admission.PLAIN,
         guard: int = 0,
@@ -492,30 +386,7 @@ class Log:
         """Append a batch of the broker or of a leader, without checking its records; return its base offset.
         Sets offsets and `epoch` (default: the leader epoch) unless `origin` is "replica". `admission`:
         for a group's commit in a transaction, with the guard from `ask_guard`. Raises KafkaError."""
-        if self.closed:
-            raise KafkaError(KAFKA_STORAGE_ERROR if self.native.failure else NOT_LEADER_OR_FOLLOWER)
-        if origin == "coordinator" and not self.native.open:
-            raise KafkaError(NOT_LEADER_OR_FOLLOWER)
-        if origin == "replica":
-            epoch = _SIZE.unpack_from(batch, 12)[0]
-            if int.from_bytes(batch[:8], "big") < self.end_offset:
-                raise KafkaError(OFFSET_OUT_OF_RANGE, "the batch lies before the end of the log")
-        elif epoch is None:
-            epoch = self.native.leader_epoch
-        while True:
-            code, base, message = self.native.append_trusted(
-                batch, now_ms, ORIGINS[origin], epoch, admission, guard
-            )
-            if code == NEED_PYTHON:
-                self.roll(now_ms, int.from_bytes(batch[:8], "big") if origin == "replica" else None)
-                continue
-            break
-        if code:
-            raise KafkaError(code, message)
-        if epoch >= 0 and epoch != self.leader_epochs.latest:
-            latest = epoch
-            self._change_epochs(lambda: self.leader_epochs.assign(latest, base))
-        return base
+        return appending.append(self, batch, now_ms, origin, epoch, admission, guard)
 
     def take_marks(self, high_watermark: int, log_start: int) -> None:
         """Follow the leader's marks: HW, at most to LEO, and the log start, at most to HW. Raises
@@ -535,15 +406,9 @@ class Log:
     ) -> int:
         """End a producer's transaction for the coordinator of `coordinator_epoch`, under transaction.version
         `version`. Return the marker's offset. Raises KafkaError; then nothing has changed."""
-        while True:
-            code, offset, message = self.native.append_marker(
-                producer_id, producer_epoch, coordinator_epoch, commit, version, now_ms
-            )
-            if code == 0:
-                return offset
-            if code != NEED_PYTHON:
-                raise KafkaError(code, message)
-            self.roll(now_ms)
+        return appending.append_marker(
+            self, producer_id, producer_epoch, coordinator_epoch, commit, version, now_ms
+        )
 
     def roll(self, now_ms: int, base_offset: int | None = None, files: Files | None = None) -> bool:
         """Begin a new active segment at LEO, or at `base_offset` after it; from `files`, unless False is

@@ -9,7 +9,7 @@ from workers_world import Workers
 
 from kafkad._native.log.fileio import fail_writes
 from kafkad._native.wire.crc32c import checksum
-from kafkad.log import pending_append
+from kafkad.log import pending_append, rolling
 from kafkad.log.pending_append import AppendResult
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -272,7 +272,7 @@ def test_a_crash_between_the_name_and_the_append(world, active):
     end = world.log.end_offset
     data = large()
     files = begun(world, bytearray(data))._files
-    assert world.log._put_in_place(files, data, world.now_ms)
+    assert rolling.put_in_place(world.log, world.log._next, files, data, world.now_ms)
     world.crash()
     assert world.log.end_offset == end + 3
     assert stored(world).endswith(placed(data, end))

@@ -7,7 +7,7 @@ what it needs from `services` and keeps nothing between requests.
 """
 
 from asyncio import Future
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -15,7 +15,9 @@ from kafkad.api.metadata_answers import MetadataAnswers
 from kafkad.clock import Clock
 from kafkad.config.broker import BrokerConfig
 from kafkad.coordinator.admission import Gate
+from kafkad.coordinator.markers import Marker
 from kafkad.coordinator.runtime import GroupCoordinator
+from kafkad.coordinator.transaction import TopicPartition
 from kafkad.coordinator.transactions import TransactionCoordinator
 from kafkad.log.log_dirs import LogDirs
 from kafkad.metadata.image import MetadataImage
@@ -83,6 +85,18 @@ class Controller(Protocol):
     def expire_delegation_token(self, request: Any, context: RequestContext) -> Any: ...
 
 
+class OwnRequests(Protocol):
+    """The controller, for what this broker asks itself: every worker has these (server.controller_queue,
+    server.metadata_feed; in a cluster server.member_worker)."""
+
+    def auto_create(self, names: Iterable[str]) -> Any: ...
+    def allocate_producer_ids(self) -> tuple[int, int] | Awaitable[tuple[int, int]]:
+        """Return (first, count) of a block, or an awaitable of it."""
+
+    def assign_directories(self, placed: dict[tuple[bytes, int], bytes]) -> None:
+        """Record the log directories of replicas, by (topic id, partition). Retries by itself."""
+
+
 class ProducerIds(Protocol):
     """Hands out producer ids (server.producer_ids)."""
 
@@ -103,6 +117,31 @@ class Peers(Protocol):
     ) -> "Future[bytes]": ...
     def handle(self, kind: int, function: Callable[..., Any], *, bulk: bool = False) -> None: ...
     async def wait_up(self, k: int, timeout_s: float | None = None) -> None: ...
+
+
+class MarkerAnswers(Protocol):
+    """Collects the error codes of one marker's partitions."""
+
+    def put(self, partition: TopicPartition, code: int) -> None: ...
+
+
+class RemoteMarkers(Protocol):
+    """The way of markers to the other brokers of a cluster (server.remote_markers)."""
+
+    def take(
+        self, marker: Marker, partitions: list[TopicPartition], answers: MarkerAnswers
+    ) -> list[TopicPartition]:
+        """Send the marker to the partitions of other brokers. Return the partitions of this broker."""
+
+
+class RemoteGate(Protocol):
+    """The transaction coordinators at the other brokers of a cluster (server.remote_gate)."""
+
+    def coordinator_of(self, transactional_id: str) -> int | None:
+        """Return the other broker that coordinates it; -1: there is none; None: this broker does."""
+
+    def ask(self, broker_id: int, entry: Any, done: Callable[[Sequence[int]], object]) -> None:
+        """Call `done` with a code for each partition of `entry`, a transaction of AddPartitionsToTxn."""
 
 
 class TlsListeners(Protocol):
@@ -136,9 +175,9 @@ class Services:
     advertised: dict[str, tuple[str, int]] = field(default_factory=dict)  # listener name -> host, port
     metadata_answers: MetadataAnswers = field(default_factory=MetadataAnswers)
     # in a cluster
-    remote_markers: Any = None  # server.remote_markers.RemoteMarkers; None: no other broker leads anything
+    remote_markers: RemoteMarkers | None = None  # None: no other broker leads anything
     low_watermarks: LowWatermarks | None = None  # None: no other broker has replicas
-    remote_gate: Any = None  # server.remote_gate.RemoteGate; None: no other broker coordinates anything
+    remote_gate: RemoteGate | None = None  # None: no other broker coordinates anything
     # with several workers
     is_controller: bool = False  # requests come from brokers, which have made their own checks
     me: int = 0  # this worker's index

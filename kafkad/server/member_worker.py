@@ -57,6 +57,7 @@ from kafkad.server.metadata_feed import LEADER, ForOthers, difference, encode_im
 from kafkad.server.node_links import broker_links, controller_links
 from kafkad.server.other_brokers import OtherBrokers
 from kafkad.server.place import Place
+from kafkad.server.registration import advertised, registration_of
 from kafkad.server.transaction_storage import TRANSACTION_TOPIC
 from kafkad.server.turns import Steps
 from kafkad.server.worker import REJOIN_S, MetadataCache, Worker
@@ -340,13 +341,11 @@ class MemberWorker(Worker):
             await self.feed.complete(offset, KNOWN_S)
 
     def _registration(self) -> Registration:
-        return Registration(
-            broker_id=self.config.node_id,
-            incarnation_id=self.place.incarnation_id if self.place else random_uuid(self.random),
-            listeners=self._advertised(),
-            directories=tuple(self.log_dirs.directory_ids()),
-            rack=self.config.broker_rack,
-            previous_epoch=self.log_dirs.previous_broker_epoch,
+        return registration_of(
+            self.config,
+            self.log_dirs,
+            advertised(self.config, self.endpoints),
+            self.place.incarnation_id if self.place else random_uuid(self.random),
         )
 
     async def _catch_up(self) -> None:

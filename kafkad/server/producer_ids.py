@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any
 
+from kafkad.api.context import OwnRequests
 from kafkad.protocol.errors import COORDINATOR_LOAD_IN_PROGRESS, KafkaError
 
 NEXT_WANTED_AT = 10  # the next block is requested when this fraction (1/n) of the current one is left
@@ -17,7 +18,7 @@ NEXT_WANTED_AT = 10  # the next block is requested when this fraction (1/n) of t
 class ProducerIds:
     """`controller.allocate_producer_ids` returns (first, count) of a block, or an awaitable of it."""
 
-    def __init__(self, controller: Any) -> None:
+    def __init__(self, controller: OwnRequests) -> None:
         self._controller = controller
         self._next = 0
         self._end = 0

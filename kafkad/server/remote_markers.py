@@ -9,8 +9,9 @@ Use: server/marker_transport. Source: Kafka's TransactionMarkerChannelManager.""
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
+from kafkad.api.context import MarkerAnswers
 from kafkad.coordinator.markers import Marker
 from kafkad.coordinator.transaction import TopicPartition
 from kafkad.metadata.image import MetadataImage
@@ -23,16 +24,12 @@ from kafkad.server.marker_transport import codes_of, entry_of
 AT_ONCE: Final = 1_000  # partitions per request, which is built in one turn of the loop
 
 
-class Answers(Protocol):
-    def put(self, partition: TopicPartition, code: int) -> None: ...
-
-
 class Share(NamedTuple):
     """Partitions of one marker."""
 
     marker: Marker
     partitions: list[TopicPartition]
-    answers: Answers
+    answers: MarkerAnswers
 
 
 class RemoteMarkers:
@@ -55,7 +52,7 @@ class RemoteMarkers:
         self._complaints = Complaints("markers of transactions")
 
     def take(
-        self, marker: Marker, partitions: list[TopicPartition], answers: Answers
+        self, marker: Marker, partitions: list[TopicPartition], answers: MarkerAnswers
     ) -> list[TopicPartition]:
         """Send the marker to the partitions of other brokers. Return the partitions of this broker."""
         topics = self._image().topics

@@ -16,6 +16,7 @@ Source: Kafka's AddPartitionsToTxnManager."""
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from kafkad.api.context import OURSELVES, RequestContext, Services, present
@@ -81,9 +82,10 @@ class TransactionGate:
         """Like `admit`, for several partitions (each once): `done` gets a code for each."""
         remote = self._services.remote_gate
         broker_id = None if remote is None else remote.coordinator_of(transactional_id)
-        if broker_id is not None:
+        if remote is not None and broker_id is not None:
+            ask = partial(remote.ask, broker_id)
             entry = entry_of(transactional_id, producer_id, epoch, partitions, adds=adds)
-            self._until_settled(lambda answered: remote.ask(broker_id, entry, answered), done)
+            self._until_settled(lambda answered: ask(entry, answered), done)
             return
         worker = self._owner_of(transactional_id)
         if worker == self._services.me:

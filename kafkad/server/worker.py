@@ -27,22 +27,21 @@ import random
 import secrets
 import uuid
 from collections.abc import Callable
-from socket import gethostname
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from kafkad._native.log.group_commit import GroupCommit
 from kafkad._native.log.partition_state import set_on_fatal
 from kafkad._native.serving.partition_table import PartitionTable
 from kafkad._native.serving.reactor import Reactor
 from kafkad.api import table
-from kafkad.api.context import Services, present
+from kafkad.api.context import Controller as HandlersController
+from kafkad.api.context import OwnRequests, Services, present
 from kafkad.api.node_endpoints import node_endpoints
 from kafkad.clock import Clock
-from kafkad.config.broker import BrokerConfig, is_sensitive
-from kafkad.config.definition import HIDDEN
-from kafkad.config.dynamic import changed, with_dynamic
+from kafkad.config.broker import BrokerConfig
+from kafkad.config.listeners import Endpoint
 from kafkad.config.served import is_alone
-from kafkad.controller.brokers import Registration, plan_directories
+from kafkad.controller.brokers import plan_directories
 from kafkad.controller.controller import Controller
 from kafkad.controller.mutation_quota import MutationQuotas
 from kafkad.coordinator.runtime import GroupCoordinator
@@ -52,9 +51,8 @@ from kafkad.log.directory import Directory
 from kafkad.log.log import Log
 from kafkad.log.log_dirs import DirectoryTrouble, LogDirs
 from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, MetadataFiles
-from kafkad.log.segment_deletion import delete_in_steps
 from kafkad.metadata import features
-from kafkad.metadata.image import BROKER, Endpoint, MetadataImage
+from kafkad.metadata.image import BROKER, MetadataImage
 from kafkad.metadata.uuids import random_uuid
 from kafkad.net import listener
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
@@ -79,11 +77,13 @@ from kafkad.server.connection_rates import ConnectionRates
 from kafkad.server.controller_queue import AnsweringController
 from kafkad.server.descriptors import make_room
 from kafkad.server.dispatch import Dispatcher
+from kafkad.server.dynamic_configuration import DynamicConfiguration
 from kafkad.server.event_loop import EventLoop
 from kafkad.server.group_loader import GroupLoader
 from kafkad.server.group_storage import OFFSETS_TOPIC, GroupStorage
 from kafkad.server.heap_trims import LOOK_MS, HeapTrims
 from kafkad.server.host_limits import HostLimits
+from kafkad.server.log_upkeep import apply_retention, expire_producers, flush_due
 from kafkad.server.marker_transport import MarkerTransport
 from kafkad.server.metadata_feed import (
     IMAGE,
@@ -101,6 +101,7 @@ from kafkad.server.oauth_keys import OAuthKeySets
 from kafkad.server.peers import PeerLost, Peers
 from kafkad.server.produce_gate import produce_gate
 from kafkad.server.producer_ids import ProducerIds
+from kafkad.server.registration import advertised, controller_listeners, registration_of
 from kafkad.server.replica_moves import hook_moves
 from kafkad.server.scheduler import LoopScheduler
 from kafkad.server.threads import lanes_of
@@ -119,7 +120,19 @@ REJOIN_S = 1.0  # how long a restarted worker waits for others that are not up e
 BUFFERED_BYTES_MAX = 512 << 20  # of incomplete requests, if queued.max.request.bytes is not set
 FREED_AT_ONCE = 1_000  # partitions of deleted topics between two garbage collections
 CONNECTIONS = "connections"
-SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
+
+
+class OwnController(OwnRequests, Protocol):
+    """The controller of a worker that plans no changes itself."""
+
+    def update_config(self, config: BrokerConfig) -> None: ...
+
+
+class Answering(OwnRequests, Protocol):
+    """The controller for the handlers of worker 0, without what they call (api.context.Controller)."""
+
+    def drain(self) -> None: ...
+    def remove_expired_tokens(self) -> Any: ...
 
 
 class MetadataCache:
@@ -149,7 +162,7 @@ class Worker:
         self.peers: Peers | None = None
         self.loop = loop
         self.group_commits: list[GroupCommit] = []
-        self._complaints: list[str] = []  # about the dynamic configuration last applied
+        self._dynamic = DynamicConfiguration(self._adopt, complains=self.me == LEADER)
         self.apis, self.told = table.BY_KEY, table.TOLD
         self.fatal = fatal
         set_on_fatal(fatal)
@@ -158,8 +171,10 @@ class Worker:
         self.scheduler = LoopScheduler(loop, lanes_of(config))
         self.turns = Turns(loop)
         self.changes = Changes(self.turns, loop, fatal)
-        self.endpoints: list[Any] = []  # as bound: ports are real
+        self.endpoints: list[Endpoint] = []  # as bound: ports are real
         self.cluster_id = ""
+        self.controller: Controller | OwnController  # from the metadata log on
+        self.answering: Answering  # of worker 0, from its registration on
         self._sockets: list[tuple[Any, str]] = []  # listening sockets, and the name of their listener
         self._undo: list[tuple[str, Callable[[], Any]]] = []  # what was started, to be undone by the stop
         self._clean = self._failed = False  # whether the stop was clean, and whether it failed
@@ -279,7 +294,7 @@ class Worker:
                 logger.warning("worker %d waits for the metadata: %s", self.me, trouble)
         empty = MetadataImage(self.cluster_id, self.config.node_id)
         self.metadata = MetadataCache(image_of(decode_change(content), empty))
-        self.controller: Any = RemoteController(self.peers, self.turns)
+        self.controller = RemoteController(self.peers, self.turns)
 
     def _open_metadata(self) -> None:
         directory = self.config.metadata_log_dir or self.config.log_dirs[0]
@@ -315,7 +330,7 @@ class Worker:
 
     def _open_logs(self) -> None:
         image = self.metadata.image
-        self._apply_dynamic_config(image)
+        self._dynamic.apply(self.config, image)
         self.authorizer = authorizer_of(self.config, image, self.clock)
         self.table = PartitionTable()
         self.partitions = Partitions(
@@ -347,26 +362,33 @@ class Worker:
             lambda topic, index: index in image.topics[topic].partitions,
         )  # fmt: skip
 
+    @property
+    def _planning(self) -> Controller:
+        """The controller of a broker that is alone, in worker 0."""
+        assert isinstance(self.controller, Controller)
+        return self.controller
+
     def _register(self) -> None:
+        controller = self._planning
         if self.peers is not None:
-            self.controller.on_commit = self.feed.committed
+            controller.on_commit = self.feed.committed
         if not self._is_registered():
             self._register_anew()
         self.metadata.image = self.raft.image
         self.partitions.apply(self.raft.image)
         self.changes.applied = self.raft.image.offset
-        self.controller.subscribe(self._on_change)
+        controller.subscribe(self._on_change)
         self._make_answering()
         self._assign_directories()
-        self.controller.settle()
+        controller.settle()
         self._started("registration", self._leave)
 
     def _make_answering(self) -> None:
         """Make the controller for the handlers of worker 0."""
         if self.place is None:
-            self.answering: Any = AnsweringController(self.controller, self.turns, self.loop, self.changes)
+            self.answering = AnsweringController(self._planning, self.turns, self.loop, self.changes)
         else:
-            self.answering = LeadingController(self.controller, self.turns, self.loop, self.feed)
+            self.answering = LeadingController(self._planning, self.turns, self.loop, self.feed)
 
     def _is_registered(self) -> bool:
         """Return whether an earlier worker 0 registered the broker, which still runs in the others."""
@@ -375,42 +397,19 @@ class Worker:
             return False
         if broker.incarnation_id != self.place.incarnation_id:
             return False
-        self.controller.broker_epoch = broker.epoch
+        self._planning.broker_epoch = broker.epoch
         return True
 
     def _register_anew(self) -> None:
-        previous = self.log_dirs.previous_broker_epoch
-        registration = Registration(
-            broker_id=self.config.node_id,
-            incarnation_id=self.place.incarnation_id if self.place else random_uuid(self.random),
-            listeners=self._advertised(),
-            controller_listeners=self._controller_listeners(),
-            directories=tuple(self.log_dirs.directory_ids()),
-            rack=self.config.broker_rack,
-            previous_epoch=previous,
+        registration = registration_of(
+            self.config,
+            self.log_dirs,
+            advertised(self.config, self.endpoints),
+            self.place.incarnation_id if self.place else random_uuid(self.random),
+            controller_listeners(self.config),
         )
-        registering = self.controller.register_broker(registration)
-        self.log_dirs.broker_epoch = self.controller.at_once(registering)
-
-    def _advertised(self) -> dict[str, Endpoint]:
-        """The advertised endpoints, by listener; port 0 becomes the actual port."""
-        ports = {endpoint.listener: endpoint.port for endpoint in self.endpoints}
-        return {
-            told.listener: Endpoint(
-                told.host or gethostname(),
-                told.port or ports[told.listener],
-                SECURITY_PROTOCOLS[told.protocol],
-            )
-            for told in self.config.advertised_endpoints
-            if told.listener in ports
-        }
-
-    def _controller_listeners(self) -> dict[str, Endpoint] | None:
-        """The controller listeners that a Kafka opening this directory expects; nothing is served there."""
-        return {
-            told.listener: Endpoint(told.host or "localhost", told.port, SECURITY_PROTOCOLS[told.protocol])
-            for told in self.config.controller_endpoints
-        } or None
+        registering = self._planning.register_broker(registration)
+        self.log_dirs.broker_epoch = self._planning.at_once(registering)
 
     def _assign_directories(self) -> None:
         """Record the partitions' directories, if there are several or one was lost (KIP-858)."""
@@ -423,7 +422,7 @@ class Worker:
 
     def _leave(self) -> None:
         try:
-            self.controller.at_once(self.controller.fence_broker())
+            self._planning.at_once(self._planning.fence_broker())
         except Exception as trouble:
             logger.warning("the broker could not be fenced in the metadata log: %s", trouble)
 
@@ -486,7 +485,8 @@ class Worker:
             static_config=config,
             clock=self.clock,
             metadata=self.metadata,
-            controller=self._controller_of_clients(),
+            # a worker other than 0 is asked nothing that it does not have (api.table)
+            controller=cast(HandlersController, self._controller_of_clients()),
             partitions=self.partitions,
             log_dirs=self.log_dirs,
             groups=self.groups,
@@ -532,7 +532,7 @@ class Worker:
         )
         nodes = {
             name: node_endpoints(config.node_id, endpoint, config.broker_rack)
-            for name, endpoint in self._advertised().items()
+            for name, endpoint in advertised(config, self.endpoints).items()
         }
         self.reactor.name_leader(config.node_id, nodes)
         self._heap_trims = HeapTrims(self.reactor.trim_soon)
@@ -595,10 +595,13 @@ class Worker:
         self._accept()
         self.place.tell(ready=True)
 
-    def _controller_of_clients(self) -> Any:
+    def _controller_of_clients(self) -> OwnRequests:
         """The controller for the handlers: with several workers a change is answered when all of them know
         it."""
-        return self.controller if self.me != LEADER else self.answering
+        if self.me == LEADER:
+            return self.answering
+        assert not isinstance(self.controller, Controller)
+        return self.controller
 
     def _log_level_set(self, name: str, level: str | None) -> None:
         assert self.place is not None
@@ -631,7 +634,12 @@ class Worker:
     def _begin_background(self) -> None:
         config = self.config
         background = Background(self.scheduler, self.fatal, self.turns)
-        background.add("retention", lambda: self.config.log_retention_check_interval_ms, self._retention)
+        now_ms = self.clock.now_ms
+        background.add(
+            "retention",
+            lambda: self.config.log_retention_check_interval_ms,
+            lambda: apply_retention(self.partitions, self.config, now_ms()),
+        )
         background.add(
             "recovery checkpoint",
             lambda: config.log_flush_offset_checkpoint_interval_ms,
@@ -643,13 +651,15 @@ class Worker:
             self.log_dirs.checkpoint_high_watermarks,
         )
         background.add(
-            "flush by age", lambda: min(config.log_flush_scheduler_interval_ms, 1000), self._flush_due
+            "flush by age",
+            lambda: min(config.log_flush_scheduler_interval_ms, 1000),
+            lambda: flush_due(self.partitions, now_ms()),
         )
         background.add("free memory", lambda: LOOK_MS, self._heap_trims.look)
         background.add(
             "expiry of producers",
             lambda: config.producer_id_expiration_check_interval_ms,
-            self._expire_producers,
+            lambda: expire_producers(self.partitions, self.config, now_ms()),
         )
         if config.log_cleaner_enable:
             cleaner = LogCleaner(
@@ -680,7 +690,7 @@ class Worker:
         """Apply one committed change of metadata: configuration first, then logs, then groups."""
         defaults_changed = any(kind == BROKER for kind, _ in delta.configs_changed)
         if defaults_changed:
-            self._apply_dynamic_config(image)
+            self._dynamic.apply(self.config, image)
         before, self.metadata.image = self.metadata.image, image
         defaults = self.config if defaults_changed else None
         steps = self._follow(delta, image, defaults)
@@ -736,40 +746,6 @@ class Worker:
         if all(directory.offline for directory in self.log_dirs.directories()):
             self.fatal(DirectoryTrouble(f"all log directories have failed, {path} the last"))
 
-    def _apply_dynamic_config(self, image: MetadataImage) -> None:
-        own = str(self.config.node_id)
-        config, complaints = with_dynamic(
-            self.config, image.configs.get((BROKER, ""), {}), image.configs.get((BROKER, own), {})
-        )
-        for complaint in complaints:
-            if complaint not in self._complaints and self.me == LEADER:
-                logger.warning("%s", complaint)
-        self._complaints = complaints
-        try:
-            self._adopt(config)
-        except Exception as trouble:
-            logger.error("a change of the dynamic configuration failed: %r", trouble)
-            self._adopt_one_by_one(self.config, config)
-
-    def _adopt_one_by_one(self, before: BrokerConfig, after: BrokerConfig) -> None:
-        """Apply the changes from `before` to `after`, except values that cannot be applied. A committed value
-        stays in the log: if it raised here, it would end every worker, now and at each start."""
-        layers = [dict(before.dynamic_default), dict(before.dynamic_broker)]
-        for place, wanted in enumerate((after.dynamic_default, after.dynamic_broker)):
-            for name in sorted({*layers[place], *wanted}):
-                if layers[place].get(name) == wanted.get(name):
-                    continue
-                tried = [dict(layer) for layer in layers]
-                tried[place] = changed(tried[place], {name: wanted.get(name)})
-                try:
-                    self._adopt(BrokerConfig(before.static, *tried))
-                except Exception as trouble:
-                    shown = HIDDEN if is_sensitive(name) else wanted.get(name)
-                    logger.error("%s=%s cannot be applied and is left out: %r", name, shown, trouble)
-                else:
-                    layers = tried
-        self._adopt(BrokerConfig(before.static, *layers))
-
     def _adopt(self, config: BrokerConfig) -> None:
         if not hasattr(self, "services"):
             self.controller.update_config(config)
@@ -797,42 +773,11 @@ class Worker:
         self.place.heartbeats.beat(self.me)
         self.place.handover.open_again()
 
-    def _retention(self) -> Steps:
-        now_ms = self.clock.now_ms()
-        for log in self.partitions:
-            if log.closed:  # deleted meanwhile, or its directory failed
-                continue
-            try:
-                yield from delete_in_steps(log, now_ms)
-            except AssertionError:
-                raise
-            except Exception as trouble:  # this log's: the others' space is needed all the more
-                logger.error("retention of %s-%d failed, it runs again in %d ms: %s",
-                             log.topic, log.partition, self.config.log_retention_check_interval_ms,
-                             trouble, exc_info=not isinstance(trouble, KafkaError))  # fmt: skip
-            if not log.closed:
-                log.release_idle()
-            yield
-        self.partitions.table.release_idle_readers()
-
     def _is_loading(self, log: Log) -> bool:
         """Return whether a coordinator reads the files of a log, by their names."""
         coordinator: Any = {OFFSETS_TOPIC: self.groups, TRANSACTION_TOPIC: self.transactions}.get(log.topic)
         shard = coordinator.shards.get(log.partition) if coordinator is not None else None
         return shard is not None and shard.loading
-
-    def _expire_producers(self) -> Steps:
-        now_ms = self.clock.now_ms()
-        for log in self.partitions:
-            log.producer_expiration_ms = self.config.producer_id_expiration_ms  # it is dynamic
-            log.remove_expired_producers(now_ms)
-            yield
-
-    def _flush_due(self) -> Steps:
-        now_ms = self.clock.now_ms()
-        for log in self.partitions:
-            log.flush_if_due(now_ms)
-            yield
 
     # -- stop ----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from kafkad.log.retention import SegmentFacts, deletable_count
 from kafkad.log.segment_deletion import SEGMENTS_AT_A_TIME
 from kafkad.log.truncation import reload_producers
 from kafkad.protocol.errors import KafkaError
-from kafkad.server.worker import Worker
+from kafkad.server.log_upkeep import apply_retention
 from tests.unit.log_world import LogWorld, batch, topic_config
 
 ONE = len(batch(1))
@@ -232,8 +232,7 @@ def steps_of(log, now_ms: int):
     class Logs(list):
         table = readers
 
-    clock = SimpleNamespace(now_ms=lambda: now_ms)
-    return Worker._retention(SimpleNamespace(clock=clock, partitions=Logs([log]), config=config))
+    return apply_retention(Logs([log]), config, now_ms)
 
 
 @pytest.mark.parametrize("flushed", [False, True])

@@ -14,7 +14,7 @@ from kafkad._native.log.fileio import fail_writes
 from kafkad.log import leader_epochs, log, recovery, rolling, segment_deletion, shortages
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 from kafkad.protocol.records import build_batch, end_marker
-from kafkad.server.worker import Worker
+from kafkad.server.log_upkeep import apply_retention
 from tests.unit.log_world import LogWorld, batch, topic_config
 
 
@@ -24,23 +24,6 @@ def nothing_was_logged():
     yield
     fail_writes(0)
     shortages.forget()
-
-
-@pytest.fixture
-def synced(monkeypatch):
-    """The files and directories that were synced, by name, in order."""
-    names: list[str] = []
-
-    def recorder(call):
-        def sync(fd: int) -> None:
-            names.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
-            call(fd)
-
-        return sync
-
-    monkeypatch.setattr(os, "fdatasync", recorder(os.fdatasync))
-    monkeypatch.setattr(os, "fsync", recorder(os.fsync))
-    return names
 
 
 class Shortage:
@@ -299,12 +282,7 @@ def test_the_trouble_of_one_log_is_not_the_end_of_retention(tmp_path, monkeypatc
 
     logs = Logs([broken, whole])
     logs.table = table
-    worker = SimpleNamespace(
-        clock=SimpleNamespace(now_ms=lambda: 1_000),
-        config=SimpleNamespace(log_retention_check_interval_ms=1_000),
-        partitions=logs,
-    )
-    list(Worker._retention(worker))
+    list(apply_retention(logs, SimpleNamespace(log_retention_check_interval_ms=1_000), 1_000))
     assert whole.log_start_offset == 1
     assert swept == [True]
 

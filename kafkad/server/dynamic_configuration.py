@@ -1,0 +1,57 @@
+"""Applies the broker configurations of the metadata log to a worker.
+
+`adopt` takes a whole configuration. A committed value stays in the log: if one that cannot be applied raised
+out of here, it would end every worker, now and at each start. So it is logged and left out, and the other
+values count."""
+
+import logging
+from collections.abc import Callable
+
+from kafkad.config.broker import BrokerConfig, is_sensitive
+from kafkad.config.definition import HIDDEN
+from kafkad.config.dynamic import changed, with_dynamic
+from kafkad.metadata.image import BROKER, MetadataImage
+
+logger = logging.getLogger("kafkad")
+
+
+class DynamicConfiguration:
+    def __init__(self, adopt: Callable[[BrokerConfig], None], *, complains: bool) -> None:
+        """`complains`: log values that are not valid. One worker does, because all have the same."""
+        self._adopt = adopt
+        self._complains = complains
+        self._complaints: list[str] = []  # about the configuration last applied
+
+    def apply(self, before: BrokerConfig, image: MetadataImage) -> None:
+        """Replace the dynamic values of `before` with those of `image`."""
+        own = str(before.node_id)
+        config, complaints = with_dynamic(
+            before, image.configs.get((BROKER, ""), {}), image.configs.get((BROKER, own), {})
+        )
+        for complaint in complaints:
+            if complaint not in self._complaints and self._complains:
+                logger.warning("%s", complaint)
+        self._complaints = complaints
+        try:
+            self._adopt(config)
+        except Exception as trouble:
+            logger.error("a change of the dynamic configuration failed: %r", trouble)
+            self._adopt_one_by_one(before, config)
+
+    def _adopt_one_by_one(self, before: BrokerConfig, after: BrokerConfig) -> None:
+        """Apply the changes from `before` to `after`, except values that cannot be applied."""
+        layers = [dict(before.dynamic_default), dict(before.dynamic_broker)]
+        for place, wanted in enumerate((after.dynamic_default, after.dynamic_broker)):
+            for name in sorted({*layers[place], *wanted}):
+                if layers[place].get(name) == wanted.get(name):
+                    continue
+                tried = [dict(layer) for layer in layers]
+                tried[place] = changed(tried[place], {name: wanted.get(name)})
+                try:
+                    self._adopt(BrokerConfig(before.static, *tried))
+                except Exception as trouble:
+                    shown = HIDDEN if is_sensitive(name) else wanted.get(name)
+                    logger.error("%s=%s cannot be applied and is left out: %r", name, shown, trouble)
+                else:
+                    layers = tried
+        self._adopt(BrokerConfig(before.static, *layers))

@@ -1,16 +1,32 @@
-"""Calls of single APIs for tests/integration/test_apis*.py: every version of each API, over a socket."""
+"""Calls of single APIs for tests/integration/test_apis*.py: every version of each API, over a socket.
+
+These files import the fixtures `broker` and `wire` from here."""
 
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from kafkad.api.table import ROWS
 from kafkad.protocol import errors, messages
+from kafkad.testing import Broker
 from tests.wire import Wire, batch, create_topic
 
 PRODUCE_UNTIL_IDS = 12
 
 _numbers = iter(range(10_000))
+
+
+@pytest.fixture(scope="module", name="broker")
+def api_broker() -> Iterator[Broker]:
+    with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
+        yield broker
+
+
+@pytest.fixture(name="wire")
+def api_wire(broker: Broker) -> Iterator[Wire]:
+    with Wire(broker.bootstrap, timeout=20) as wire:
+        yield wire
 
 
 def fresh(word: str) -> str:

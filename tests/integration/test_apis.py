@@ -14,7 +14,8 @@ import pytest
 from kafkad.api.table import ROWS
 from kafkad.protocol import errors, messages, records
 from kafkad.protocol.legacy_records import read_entries
-from kafkad.testing import Broker
+from tests.api_calls import api_broker as api_broker
+from tests.api_calls import api_wire as api_wire
 from tests.api_calls import (
     commit,
     every_version,
@@ -29,18 +30,6 @@ from tests.wire import Wire, batch, create_topic
 pytestmark = pytest.mark.workers(2, 4)
 
 FETCH_UNTIL_IDS = 12
-
-
-@pytest.fixture(scope="module")
-def broker():
-    with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
-        yield broker
-
-
-@pytest.fixture
-def wire(broker):
-    with Wire(broker.bootstrap, timeout=20) as wire:
-        yield wire
 
 
 @every_version("Produce")

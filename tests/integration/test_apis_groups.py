@@ -3,23 +3,12 @@
 import pytest
 
 from kafkad.protocol import errors, messages
-from kafkad.testing import Broker
+from tests.api_calls import api_broker as api_broker
+from tests.api_calls import api_wire as api_wire
 from tests.api_calls import commit, every_version, filled, fresh, ready_coordinator
 from tests.wire import Wire
 
 pytestmark = pytest.mark.workers(2, 4)
-
-
-@pytest.fixture(scope="module")
-def broker():
-    with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
-        yield broker
-
-
-@pytest.fixture
-def wire(broker):
-    with Wire(broker.bootstrap, timeout=20) as wire:
-        yield wire
 
 
 @every_version("OffsetCommit")

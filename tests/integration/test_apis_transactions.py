@@ -5,23 +5,12 @@ import time
 import pytest
 
 from kafkad.protocol import errors, messages
-from kafkad.testing import Broker
+from tests.api_calls import api_broker as api_broker
+from tests.api_calls import api_wire as api_wire
 from tests.api_calls import every_version, filled, fresh, ready_coordinator, ready_transactions
 from tests.wire import Wire
 
 pytestmark = pytest.mark.workers(2, 4)
-
-
-@pytest.fixture(scope="module")
-def broker():
-    with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
-        yield broker
-
-
-@pytest.fixture
-def wire(broker):
-    with Wire(broker.bootstrap, timeout=20) as wire:
-        yield wire
 
 
 def transactional_id(wire: Wire) -> tuple[str, int, int]:

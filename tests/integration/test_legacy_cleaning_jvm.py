@@ -27,14 +27,7 @@ def old_log(directory: Path) -> World:
     world = World(directory, 11)
     for number in range(3):
         base = world.end
-        for _ in range(80):
-            choice = world.random.randrange(4)
-            if choice == 0:
-                world.new()
-            elif choice == 1:
-                world.wrapper(world.random.randrange(2), world.random.choice((1, 2, 3)))
-            else:
-                world.message(world.random.randrange(2))
+        world.mix(80)
         last = Record(b"last", b"%d" % number, None, -1, world.end)
         world.add(message_sets.message(0, last.key, last.value, offset=last.offset), [last])
         world.write(base)

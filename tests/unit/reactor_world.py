@@ -77,6 +77,16 @@ def open_log(directory, topic, index, topic_id=None, *, row=None, **config):
     return log
 
 
+class Appended:
+    """What a log's slow append returns (log.pending_append.AppendResult)."""
+
+    def __init__(self, base_offset, end_offset, append_time_ms=-1, log_start_offset=0):
+        self.base_offset = base_offset
+        self.end_offset = end_offset
+        self.append_time_ms = append_time_ms
+        self.log_start_offset = log_start_offset
+
+
 class World:
     def __init__(self, directory, *, native=True, **limits):
         self.directory = directory

@@ -2,7 +2,6 @@
 
 import pytest
 from reactor_world import batch, fetch, produce
-from workers_world import Workers
 
 from kafkad.protocol import errors, messages
 
@@ -11,13 +10,6 @@ OWNER, OTHER = 1, 0
 PROMPT_S = 0.3  # nothing is to come within it
 EPOCH = 41
 LEADER_EPOCH = 3
-
-
-@pytest.fixture
-def workers(tmp_path):
-    workers = Workers(2, tmp_path)
-    yield workers
-    workers.close()
 
 
 def led(workers, index=0):

@@ -6,7 +6,7 @@ import struct
 import time
 
 import pytest
-from reactor_world import NOW_MS, batch, produce, rows
+from reactor_world import NOW_MS, Appended, batch, produce, rows
 from workers_world import Workers
 
 from kafkad.protocol import codec, errors, messages
@@ -18,25 +18,10 @@ PROMPT_S = 0.3  # nothing is to come within it
 
 
 @pytest.fixture
-def workers(tmp_path):
-    workers = Workers(2, tmp_path)
-    yield workers
-    workers.close()
-
-
-@pytest.fixture
 def three(tmp_path):
     workers = Workers(3, tmp_path)
     yield workers
     workers.close()
-
-
-class Appended:
-    def __init__(self, base_offset, end_offset, append_time_ms=-1, log_start_offset=0):
-        self.base_offset = base_offset
-        self.end_offset = end_offset
-        self.append_time_ms = append_time_ms
-        self.log_start_offset = log_start_offset
 
 
 def codes_of(answer):

@@ -78,6 +78,17 @@ class World:
         records = [self.record(1, number) for number in range(self.random.randrange(1, 9))]
         self.add(bytes(build_batch(records, base_offset=self.end)), records)
 
+    def mix(self, count: int) -> None:
+        """Add messages, wrappers and batches."""
+        for _ in range(count):
+            choice = self.random.randrange(4)
+            if choice == 0:
+                self.new()
+            elif choice == 1:
+                self.wrapper(self.random.randrange(2), self.random.choice((1, 2, 3)))
+            else:
+                self.message(self.random.randrange(2))
+
     def add(self, data: bytes, records: list[Record]) -> None:
         self.data += data
         self.records += records
@@ -130,14 +141,7 @@ def test_each_keys_last_message_stays_as_magic_2(tmp_path, monkeypatch, seed, ch
     world = World(tmp_path, seed)
     for _ in range(3):
         base = world.end
-        for _ in range(60):
-            choice = world.random.randrange(4)
-            if choice == 0:
-                world.new()
-            elif choice == 1:
-                world.wrapper(world.random.randrange(2), world.random.choice((1, 2, 3)))
-            else:
-                world.message(world.random.randrange(2))
+        world.mix(60)
         world.write(base)
     outcome = world.clean()
     assert outcome.end_offset == world.end

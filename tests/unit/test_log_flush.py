@@ -1,7 +1,6 @@
 """The flush policy: what waits for an fsync, what shares one, and what a failed one means."""
 
 import errno
-import os
 
 import pytest
 
@@ -15,23 +14,6 @@ from tests.unit.log_world import LogWorld, batch, topic_config
 def working_disk():
     yield
     fail_writes(0)
-
-
-@pytest.fixture
-def synced(monkeypatch):
-    """The files that were synced, by name, in order."""
-    names: list[str] = []
-
-    def recorder(call):
-        def sync(fd: int) -> None:
-            names.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
-            call(fd)
-
-        return sync
-
-    monkeypatch.setattr(os, "fdatasync", recorder(os.fdatasync))
-    monkeypatch.setattr(os, "fsync", recorder(os.fsync))
-    return names
 
 
 def flushed_world(tmp_path, messages: int = 1, **rules) -> LogWorld:

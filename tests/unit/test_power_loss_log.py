@@ -10,23 +10,6 @@ from kafkad.protocol.records import build_batch, end_marker
 from tests.unit.log_world import LogWorld, batch, topic_config
 
 
-@pytest.fixture
-def synced(monkeypatch):
-    """The files and directories that were synced, by name, in order."""
-    names: list[str] = []
-
-    def recorder(call):
-        def sync(fd: int) -> None:
-            names.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
-            call(fd)
-
-        return sync
-
-    monkeypatch.setattr(os, "fdatasync", recorder(os.fdatasync))
-    monkeypatch.setattr(os, "fsync", recorder(os.fsync))
-    return names
-
-
 def three_segments(tmp_path, **config) -> LogWorld:
     """Batches of one record at 0 to 5, in segments of two."""
     world = LogWorld(tmp_path, topic_config(**config))

@@ -7,7 +7,6 @@ import time
 
 import pytest
 from reactor_world import NOW_MS, SlowLog, World, produce
-from workers_world import Workers
 
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -26,13 +25,6 @@ def world(tmp_path):
     world = World(str(tmp_path))
     yield world
     world.close()
-
-
-@pytest.fixture
-def workers(tmp_path):
-    workers = Workers(2, tmp_path)
-    yield workers
-    workers.close()
 
 
 def wide(packed=(), count=COUNT, **fields):

@@ -7,7 +7,7 @@ import struct
 import time
 
 import pytest
-from reactor_world import NOW_MS, SlowLog, World, batch, produce, rows
+from reactor_world import NOW_MS, Appended, SlowLog, World, batch, produce, rows
 
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -21,14 +21,6 @@ def world(tmp_path):
     world = World(str(tmp_path))
     yield world
     world.close()
-
-
-class Appended:
-    def __init__(self, base_offset, end_offset, append_time_ms=-1, log_start_offset=0):
-        self.base_offset = base_offset
-        self.end_offset = end_offset
-        self.append_time_ms = append_time_ms
-        self.log_start_offset = log_start_offset
 
 
 def topic_of(version):

@@ -1,4 +1,4 @@
-"""Answers of a broker with several workers, compared with those of one worker (world: test_routing.py)."""
+"""Answers of a broker with several workers, compared with those of one worker (world: routing_world.py)."""
 
 import random
 
@@ -7,23 +7,10 @@ import pytest
 from kafkad.api import table
 from kafkad.protocol import codec, errors, messages
 from kafkad.server.group_storage import OFFSETS_TOPIC
-from tests.unit.test_routing import TOPICS, World
+from tests.unit.routing_world import TOPICS
 
 pytestmark = pytest.mark.timeout(120)
 m = messages
-
-
-@pytest.fixture
-def make_world(tmp_path):
-    made = []
-
-    def make(count, me=0):
-        made.append(World(tmp_path, count, me))
-        return made[-1]
-
-    yield make
-    for world in made:
-        world.close()
 
 
 def topics_of(cls, partitions, name="name", field="partitions", **fields):

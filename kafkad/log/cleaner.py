@@ -45,6 +45,7 @@ from kafkad.protocol.legacy_records import LegacyEntry
 from kafkad.protocol.records import DECOMPRESSED_MAX, HEADER_SIZE, Batch
 
 CHUNK: Final = 1 << 20
+AHEAD_MIN: Final = 128 << 10  # the first read after skipped batches
 SLOT: Final = 24  # bytes of an OffsetMap
 RELATIVE_MAX: Final = (1 << 31) - 1  # the largest relative offset in an index
 
@@ -113,6 +114,7 @@ class _Pass(Protocol):
     def feed(self, data: memoryview, position: int) -> int: ...
 
 
+Skip = Callable[[int, int, int], int]  # fd, position, end of the file -> position
 Decompressed = Callable[[memoryview, Batch, bytes, int], bool]
 Convert = Callable[[list[LegacyEntry]], bytearray | None]
 
@@ -245,18 +247,32 @@ def _map_dirty(job: Job, offsets: OffsetMap) -> int:
 
 
 def _feed(
-    job: Job, segment: Segment, passing: _Pass, decompressed: Decompressed, convert: Convert
+    job: Job,
+    segment: Segment,
+    passing: _Pass,
+    decompressed: Decompressed,
+    convert: Convert,
+    skip: Skip | None = None,
 ) -> Iterator[None]:
     """Pass the segment's batches to a pass, and pause after each chunk. `decompressed` gets those to
     decompress; it returns False if the pass takes no more. `convert` makes a batch of old messages, or
-    None."""
+    None. `skip` passes over batches that need not be read."""
     path = segment_file(job.directory, segment.base_offset, LOG)
     buffer = bytearray(min(CHUNK, segment.size))
+    ahead = len(buffer)
     position = 0
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         while position < segment.size:
-            view = memoryview(buffer)[: segment.size - position]
+            if skip is not None:
+                behind = skip(fd, position, segment.size)
+                if behind > position:
+                    job.progress(0)
+                    yield
+                    position = behind
+                    ahead = min(AHEAD_MIN, len(buffer))  # the batches behind those may be skipped, too
+                    continue
+            view = memoryview(buffer)[: min(ahead, segment.size - position)]
             size = os.preadv(fd, [view], position)
             data = view[:size]
             taken = passing.feed(data, 0)
@@ -279,8 +295,11 @@ def _feed(
             job.progress(taken)
             yield
             position += taken
-            if taken == 0:
+            if ahead < len(buffer):
+                ahead = min(ahead * 2 if taken else len(buffer), len(buffer))
+            elif taken == 0:
                 buffer = _buffer_for(path, data, position, segment.size - position)
+                ahead = len(buffer)
     finally:
         os.close(fd)
 
@@ -346,7 +365,7 @@ def _clean_group(
     try:
         for segment in segments:
             segment_modified_ms = _modified_ms(job, segment)
-            for _ in _feed(job, segment, cleaning, decompressed, convert):
+            for _ in _feed(job, segment, cleaning, decompressed, convert, cleaning.skip):
                 job.progress(cleaning.write_to(fd))
         os.fsync(fd)
     finally:

@@ -207,7 +207,7 @@ def test_damage_is_refused_and_nothing_is_taken():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_bytes_that_lie_are_malformed_or_cut_off(seed):
-    """With the CRC made right again: the mapping has no CRC to look at."""
+    """With the CRC made right again, which both passes check first."""
     chance = random.Random(seed)
     log = Log(chance)
     for _ in range(4):
@@ -229,6 +229,92 @@ def test_bytes_that_lie_are_malformed_or_cut_off(seed):
             except (Malformed, OverflowError):
                 pass
             assert len(cleaning.take()) <= len(data) * 2 + 61
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_batches_that_are_skipped_leave_what_reading_them_leaves(tmp_path, seed):
+    """Large batches, of which many lose all records, others none or some; with transactions and markers between."""
+    chance = random.Random(seed)
+    log = Log(chance)
+    for _ in range(40):
+        if chance.random() < 0.6:
+            keys = [b"k%d" % n for n in range(chance.choice((0, 40)), 50)]
+            records = [
+                Record(key, b"v" * chance.choice((100, 700)), timestamp=NOW, offset=log.end + n)
+                for n, key in enumerate(keys)
+            ]
+            producer = chance.choice((-1, 11, 12))
+            log.last[producer] = (log.end + len(records) - 1, 3)
+            log.add(
+                bytes(build_batch(records, base_offset=log.end, producer_id=producer, producer_epoch=3))
+            )
+        else:
+            log.step()
+    data = bytes(log.data)
+    path = tmp_path / "log"
+    path.write_bytes(data)
+    log.last.pop(chance.choice((11, 12)), None)
+    results = []
+    skipped = 0
+    for skips in (False, True):
+        offsets = OffsetMap(5000 * SLOT)
+        offsets.follow(0, log.end)
+        mapping = Mapping(offsets, CleanedTransactions(log.aborted), 0)
+        chunked(data, chance, mapping.feed, lambda chunk, at, plain, _: mapping.feed_plain(chunk, at, plain))
+        transactions = CleanedTransactions(log.aborted)
+        cleaning = Cleaning(offsets, transactions, log.end, NOW, RETENTION, 100)
+        cleaning.begin(0, log.last)
+        out = b""
+        position = 0
+        with path.open("rb") as file:
+            while position < len(data):
+                if skips:
+                    behind = cleaning.skip(file.fileno(), position, len(data))
+                    skipped += behind - position
+                    position = behind
+                if position < len(data):
+                    size = batch_size(data, position)
+                    out += cleaned(cleaning, data[position : position + size], chance)
+                    position += size
+        out += cleaning.take()
+        figures = (cleaning.bytes_read, cleaning.records_read, cleaning.records_kept, cleaning.size)
+        results.append((out, transactions.take_kept(), figures, cleaning.finish()))
+    assert results[0] == results[1]
+    assert skipped > len(data) / 10
+
+
+def test_a_batch_is_skipped_only_if_it_is_whole_large_and_all_its_records_are_outdated(tmp_path):
+    large = [(b"%d" % n, bytes(1000)) for n in range(20)]
+    log = simple(*large) + simple(*large, base=20) + simple((b"0", b"1"), base=40)
+    offsets = OffsetMap(1000 * SLOT)
+    offsets.follow(0, 41)
+    Mapping(offsets, CleanedTransactions(), 0).feed(log)
+    path = tmp_path / "log"
+    path.write_bytes(log)
+    size = batch_size(log, 0)
+    with path.open("rb") as file:
+
+        def skipped(start: int = 0, end: int = len(log)) -> int:
+            cleaning = Cleaning(offsets, CleanedTransactions(), 99, NOW, RETENTION)
+            return cleaning.skip(file.fileno(), start, end)
+
+        assert skipped() == size  # the second one has records that stay
+        assert skipped(size) == size
+        assert skipped(0, size - 1) == 0
+        assert skipped(len(log)) == skipped(0, 3) + len(log) == len(log)
+        path.write_bytes(log[:30])  # the file is shorter than it was
+        assert skipped() == 0
+    with pytest.raises(OSError, match="Bad file"):
+        Cleaning(offsets, CleanedTransactions(), 99, NOW, RETENTION).skip(9999, 0, 100)
+
+
+def test_damage_is_found_before_keys_are_taken():
+    log = bytearray(simple((b"a", b"1")) + simple((b"b", b"2"), base=1))
+    log[-3] ^= 1
+    offsets = OffsetMap(1000 * SLOT)
+    with pytest.raises(Malformed, match="the batch at offset 1 does not have the CRC of its bytes"):
+        Mapping(offsets, CleanedTransactions(), 0).feed(bytes(log))
+    assert offsets.get(b"b") == -1
 
 
 def packed(base: int, *pairs: tuple[bytes, bytes | None]) -> bytes:

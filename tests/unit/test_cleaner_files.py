@@ -27,10 +27,17 @@ COMPACT = {"cleanup_policy": ("compact",), "segment_bytes": 3000}
 
 
 class World:
-    def __init__(self, root: Path, seed: int = 1, batches: int = 120, codecs: tuple[int, ...] = (0,)) -> None:
+    def __init__(
+        self,
+        root: Path,
+        seed: int = 1,
+        batches: int = 120,
+        codecs: tuple[int, ...] = (0,),
+        segment_bytes: int = 3000,
+    ) -> None:
         self.random = random.Random(seed)
         self.latest: dict[bytes, bytes | None] = {}
-        self.logs = LogWorld(root, topic_config(**COMPACT))
+        self.logs = LogWorld(root, topic_config(**{**COMPACT, "segment_bytes": segment_bytes}))
         self.directory = str(self.logs.directory)
         for _ in range(batches):
             self.write(self.random.choice(codecs))
@@ -186,6 +193,24 @@ def test_groups_are_joined_up_to_the_bounds_of_a_segment(tmp_path):
     assert bases([(0, 1), (10, 0)]) == [[0, 10]]
 
 
+def test_batches_larger_than_what_is_read_behind_skipped_ones(tmp_path):
+    world = World(tmp_path, batches=0, segment_bytes=2 << 20)
+    for number in range(30):
+        keys = KEYS if number % 5 else KEYS[:3]
+        value = b"%d" % number + bytes(world.random.choice((1000, 15_000, 30_000)))
+        world.logs.log.append(build_batch([Record(key, value, timestamp=NOW) for key in keys]), NOW)
+        world.latest.update(dict.fromkeys(keys, value))
+        world.write()
+    world.close()
+    assert len(world.bases()) > 3
+    job = world.job(segment_bytes=2 << 20)
+    outcome = cleaner.clean(job, world.swap)
+    assert outcome.records_before == job.first_uncleanable
+    assert world.dictionary() == world.wanted
+    cleaned = [key for offset, key, _ in world.records() if offset < job.first_uncleanable]
+    assert len(cleaned) == len(set(cleaned)) == outcome.records_after
+
+
 def test_damage_and_an_end_on_request_leave_the_log_as_it_was(tmp_path):
     world = World(tmp_path)
     world.close()
@@ -208,13 +233,15 @@ def test_damage_and_an_end_on_request_leave_the_log_as_it_was(tmp_path):
     for limit in (0, 5_000, 20_000):
         with pytest.raises(Ended):
             cleaner.clean(world.job(progress=ends_after(limit)), lambda cleaned: pytest.fail("too late"))
+    for base in world.bases()[:-1]:  # also behind a group that could be exchanged before the damage is read
+        path = Path(segment_file(world.directory, base, LOG))
+        damaged = bytearray(path.read_bytes())
+        damaged[-2] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(Malformed, match="CRC"):
+            cleaner.clean(world.job(), lambda cleaned: pytest.fail("damaged"))
+        path.write_bytes(files[path.name])
     path = Path(segment_file(world.directory, world.bases()[1], LOG))
-    damaged = bytearray(path.read_bytes())
-    damaged[-2] ^= 1
-    path.write_bytes(damaged)
-    with pytest.raises(Malformed, match="CRC"):
-        cleaner.clean(world.job(), lambda cleaned: pytest.fail("damaged"))
-    path.write_bytes(files[path.name])
     path.write_bytes(files[path.name][:-1])
     with pytest.raises(Malformed, match="ends within the batch at position"):
         cleaner.clean(world.job(), lambda cleaned: pytest.fail("cut"))

@@ -1,7 +1,7 @@
 /* zlib's CRC-32, the checksum of messages of magic 0 and 1. It uses carry-less multiplication if the CPU supports it, and
  * otherwise 16 tables with 16 bytes per step (slicing by 16). The multiplication follows Intel's paper "Fast CRC Computation
  * for Generic Polynomials Using PCLMULQDQ Instruction" (2009): fold 64 bytes into the next 64, then into 16, and reduce these
- * (Barrett). */
+ * (Barrett). With VPCLMULQDQ, 256 bytes are folded per step, as crc32c.h explains. */
 #ifndef KAFKAD_CRC32_H
 #define KAFKAD_CRC32_H
 
@@ -10,11 +10,36 @@
 #include <string.h>
 
 static uint32_t kafkad_crc32_tables[16][256];
+static int kafkad_crc32_folds; /* bytes per step: 64 or 256; 0: the CPU cannot */
 
 #if defined(__x86_64__)
-static int kafkad_crc32_folds;
+static uint64_t kafkad_crc32_far[4][2]; /* past 2048, 1536, 1024 and 512 bits */
+static uint64_t kafkad_crc32_lanes[8];  /* past 384, 256, 128 and 0 bits */
+
+/* x^n modulo the polynomial, bits reversed. */
+static uint32_t kafkad_crc32_power(int n) {
+    uint32_t power = 0x80000000u;
+    while (n-- > 0)
+        power = (power >> 1) ^ (0xEDB88320u & (0u - (power & 1)));
+    return power;
+}
+
 static void kafkad_crc32_choose(void) {
-    kafkad_crc32_folds = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+    for (int i = 0; i < 4; i++) {
+        int past = 2048 - 512 * i;
+        kafkad_crc32_far[i][0] = kafkad_crc32_power(past + 64 - 33);
+        kafkad_crc32_far[i][1] = kafkad_crc32_power(past - 33);
+    }
+    for (int lane = 0; lane < 3; lane++) {
+        int past = 384 - 128 * lane;
+        kafkad_crc32_lanes[2 * lane] = kafkad_crc32_power(past + 64 - 33);
+        kafkad_crc32_lanes[2 * lane + 1] = kafkad_crc32_power(past - 33);
+    }
+    if (__builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"))
+        kafkad_crc32_folds = 64;
+    if (kafkad_crc32_folds && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("vpclmulqdq"))
+        kafkad_crc32_folds = 256;
 }
 #else
 static void kafkad_crc32_choose(void) {}
@@ -38,41 +63,77 @@ static void kafkad_crc32_init(void) {
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* `n` is a multiple of 16 and at least 64. The argument `crc` and the result are inverted. The constants are powers of x modulo
- * the polynomial, bits reversed: x^(512+32) and x^(512-32), x^(128+32) and x^(128-32), x^64, then the polynomial and its
- * inverse. */
-__attribute__((target("pclmul,sse4.1"))) static uint32_t kafkad_crc32_fold(uint32_t crc, const uint8_t *p, size_t n) {
-    const __m128i far = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4);
+#define KAFKAD_CRC32_SSE41 __attribute__((target("pclmul,sse4.1")))
+#define KAFKAD_CRC32_AVX512 __attribute__((target("pclmul,sse4.1,avx512f,avx512vl,avx512dq,vpclmulqdq")))
+
+/* All of these take and return the inverted CRC. The constants are powers of x modulo the polynomial, bits reversed:
+ * x^(512+32) and x^(512-32), x^(128+32) and x^(128-32), x^64, then the polynomial and its inverse. */
+KAFKAD_CRC32_SSE41 static inline __m128i kafkad_crc32_onto(__m128i x, __m128i k, __m128i ahead) {
+    __m128i low = _mm_clmulepi64_si128(x, k, 0x00);
+    return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(x, k, 0x11), low), ahead);
+}
+
+/* `n` is a multiple of 16, and `x` what all bytes before `p` are folded to. */
+KAFKAD_CRC32_SSE41 static inline uint32_t kafkad_crc32_reduced(__m128i x, const uint8_t *p, size_t n) {
     const __m128i near = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
     const __m128i last = _mm_set_epi64x(0, 0x0163cd6124);
     const __m128i barrett = _mm_set_epi64x(0x01f7011641, 0x01db710641);
     const __m128i low_words = _mm_set_epi32(0, -1, 0, -1);
-    __m128i x[4], other;
+    __m128i other;
+    for (; n >= 16; p += 16, n -= 16)
+        x = kafkad_crc32_onto(x, near, _mm_loadu_si128((const __m128i *)p));
+    other = _mm_clmulepi64_si128(x, near, 0x10);
+    x = _mm_xor_si128(_mm_srli_si128(x, 8), other);
+    other = _mm_srli_si128(x, 4);
+    x = _mm_xor_si128(_mm_clmulepi64_si128(_mm_and_si128(x, low_words), last, 0x00), other);
+    other = _mm_clmulepi64_si128(_mm_and_si128(x, low_words), barrett, 0x10);
+    other = _mm_clmulepi64_si128(_mm_and_si128(other, low_words), barrett, 0x00);
+    return (uint32_t)_mm_extract_epi32(_mm_xor_si128(x, other), 1);
+}
+
+/* `n` is a multiple of 16 and at least 64. */
+KAFKAD_CRC32_SSE41 static uint32_t kafkad_crc32_fold(uint32_t crc, const uint8_t *p, size_t n) {
+    const __m128i far = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4);
+    const __m128i near = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
+    __m128i x[4];
     for (int i = 0; i < 4; i++)
         x[i] = _mm_loadu_si128((const __m128i *)(p + 16 * i));
     x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128((int)crc));
     for (p += 64, n -= 64; n >= 64; p += 64, n -= 64)
-        for (int i = 0; i < 4; i++) {
-            other = _mm_clmulepi64_si128(x[i], far, 0x00);
-            x[i] = _mm_xor_si128(_mm_clmulepi64_si128(x[i], far, 0x11), other);
-            x[i] = _mm_xor_si128(x[i], _mm_loadu_si128((const __m128i *)(p + 16 * i)));
-        }
-    for (int i = 1; i < 4; i++) {
-        other = _mm_clmulepi64_si128(x[0], near, 0x00);
-        x[0] = _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(x[0], near, 0x11), other), x[i]);
+        for (int i = 0; i < 4; i++)
+            x[i] = kafkad_crc32_onto(x[i], far, _mm_loadu_si128((const __m128i *)(p + 16 * i)));
+    for (int i = 1; i < 4; i++)
+        x[0] = kafkad_crc32_onto(x[0], near, x[i]);
+    return kafkad_crc32_reduced(x[0], p, n);
+}
+
+KAFKAD_CRC32_AVX512 static inline __m512i kafkad_crc32_wide(__m512i x, __m512i k, __m512i ahead) {
+    __m512i low = _mm512_clmulepi64_epi128(x, k, 0x00);
+    __m512i high = _mm512_clmulepi64_epi128(x, k, 0x11);
+    return _mm512_ternarylogic_epi64(low, high, ahead, 0x96); /* XOR of three */
+}
+
+/* `n` is a multiple of 16 and at least 256. */
+KAFKAD_CRC32_AVX512 static uint32_t kafkad_crc32_fold_wide(uint32_t crc, const uint8_t *p, size_t n) {
+    __m512i x[4], k[4];
+    for (int i = 0; i < 4; i++) {
+        x[i] = _mm512_loadu_si512(p + 64 * i);
+        k[i] = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)kafkad_crc32_far[i]));
     }
-    for (; n >= 16; p += 16, n -= 16) {
-        other = _mm_clmulepi64_si128(x[0], near, 0x00);
-        x[0] = _mm_xor_si128(_mm_clmulepi64_si128(x[0], near, 0x11), other);
-        x[0] = _mm_xor_si128(x[0], _mm_loadu_si128((const __m128i *)p));
-    }
-    other = _mm_clmulepi64_si128(x[0], near, 0x10);
-    x[0] = _mm_xor_si128(_mm_srli_si128(x[0], 8), other);
-    other = _mm_srli_si128(x[0], 4);
-    x[0] = _mm_xor_si128(_mm_clmulepi64_si128(_mm_and_si128(x[0], low_words), last, 0x00), other);
-    other = _mm_clmulepi64_si128(_mm_and_si128(x[0], low_words), barrett, 0x10);
-    other = _mm_clmulepi64_si128(_mm_and_si128(other, low_words), barrett, 0x00);
-    return (uint32_t)_mm_extract_epi32(_mm_xor_si128(x[0], other), 1);
+    x[0] = _mm512_xor_si512(x[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)crc)));
+    for (p += 256, n -= 256; n >= 256; p += 256, n -= 256)
+        for (int i = 0; i < 4; i++)
+            x[i] = kafkad_crc32_wide(x[i], k[0], _mm512_loadu_si512(p + 64 * i));
+    for (int i = 0; i < 3; i++)
+        x[3] = kafkad_crc32_wide(x[i], k[i + 1], x[3]);
+    for (; n >= 64; p += 64, n -= 64)
+        x[3] = kafkad_crc32_wide(x[3], k[3], _mm512_loadu_si512(p));
+    __m512i lanes = kafkad_crc32_wide(x[3], _mm512_loadu_si512(kafkad_crc32_lanes), _mm512_setzero_si512());
+    __m128i folded = _mm512_extracti64x2_epi64(x[3], 3);
+    folded = _mm_xor_si128(folded, _mm512_extracti64x2_epi64(lanes, 0));
+    folded = _mm_xor_si128(folded, _mm512_extracti64x2_epi64(lanes, 1));
+    folded = _mm_xor_si128(folded, _mm512_extracti64x2_epi64(lanes, 2));
+    return kafkad_crc32_reduced(folded, p, n);
 }
 #endif
 
@@ -100,7 +161,10 @@ static uint32_t kafkad_crc32(uint32_t crc, const uint8_t *p, size_t n) {
 #if defined(__x86_64__)
     if (n >= 64 && kafkad_crc32_folds) {
         size_t whole = n & ~(size_t)15;
-        crc = kafkad_crc32_fold(crc, p, whole);
+        if (n >= 256 && kafkad_crc32_folds == 256)
+            crc = kafkad_crc32_fold_wide(crc, p, whole);
+        else
+            crc = kafkad_crc32_fold(crc, p, whole);
         p += whole;
         n -= whole;
     }

@@ -10,6 +10,7 @@ cdef extern from "crc32.h" nogil:
     void kafkad_crc32_init()
     uint32_t kafkad_crc32(uint32_t crc, const uint8_t* data, size_t size)
     uint32_t kafkad_crc32_sliced(uint32_t crc, const uint8_t* data, size_t size)
+    int kafkad_crc32_folds
 
 kafkad_crc32_init()
 
@@ -33,3 +34,13 @@ def checksum_sliced(const uint8_t[::1] data not None, uint32_t seed=0):
     """Return the same checksum, computed with tables as on CPUs without carry-less multiplication."""
     cdef size_t size = data.shape[0]
     return <uint32_t>~kafkad_crc32_sliced(~seed, &data[0] if size else NULL, size)
+
+
+
+def set_folding(int bytes_per_step):
+    """For tests: fold this many bytes per step: 256, 64, or 0 for tables. Return how many before, which is the most
+    that this CPU supports."""
+    global kafkad_crc32_folds
+    before = kafkad_crc32_folds
+    kafkad_crc32_folds = bytes_per_step
+    return before

@@ -34,6 +34,7 @@ import asyncio
 import errno
 import inspect
 import logging
+import mmap
 import os
 import socket
 import struct
@@ -132,6 +133,9 @@ class Peers:
         self._last_id = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._closed = False
+        # Where links read: a bytes object of this size would be a page map of its own for each read, and the
+        # end of a page map interrupts the other core. Only pages that are used take memory.
+        self._read_into = mmap.mmap(-1, READ_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._listening = listening_sockets[me]
         self._listen()
         for k in range(me):
@@ -500,24 +504,25 @@ class _Link:
             self._queued = 0
 
     def readable(self) -> None:
+        into = self.peers._read_into
         for _ in range(READS_A_TURN):
             try:
-                data = self._socket.recv(READ_BYTES)
+                size = self._socket.recv_into(into)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
-                data = b""
-            if not data:
+                size = 0
+            if not size:
                 self.peers._lost(self)
                 return
-            self._in += data
+            self._in += into[:size]  # a frame may make another link read, too
             try:
                 self._take_frames(self._in)
             except _Hangup as why:
                 logger.error("hung up on worker %s: %s", self.k, why)
                 self.peers._lost(self)
                 return
-            if self not in self.peers._all or len(data) < READ_BYTES:
+            if self not in self.peers._all or size < READ_BYTES:
                 return
 
     def take_part(self, part: bytes) -> None:

@@ -1,4 +1,5 @@
-"""Make sure that the tests have Kerberos: a KDC, kinit, and the headers to build the Python package gssapi.
+"""Make sure that the tests have Kerberos: a KDC, kinit, a librdkafka with GSSAPI (PyPI's has none; that of
+Debian's kcat has), and the headers to build the Python package gssapi.
 
 They are installed already, or this tool installs Debian's packages. If that is not possible, it prints a
 message and exits with 1, and the Kerberos tests are skipped.
@@ -10,18 +11,27 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 PACKAGES = {
     "krb5-config": "libkrb5-dev",
     "krb5kdc": "krb5-kdc",
     "kadmin.local": "krb5-admin-server",
     "kinit": "krb5-user",
+    "kcat": "kcat",
 }
+PLUGIN = "libsasl2-modules-gssapi-mit"  # by which librdkafka's SASL library speaks GSSAPI
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 
 
 def missing() -> list[str]:
-    return [package for program, package in PACKAGES.items() if not shutil.which(program, path=PATH)]
+    packages = [package for program, package in PACKAGES.items() if not shutil.which(program, path=PATH)]
+    if not [
+        *Path("/usr").glob("lib*/sasl2/libgssapiv2.so"),
+        *Path("/usr/lib").glob("*/sasl2/libgssapiv2.so"),
+    ]:
+        packages.append(PLUGIN)
+    return packages
 
 
 def install(packages: list[str]) -> None:

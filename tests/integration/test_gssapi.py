@@ -13,7 +13,7 @@ from kafkad.protocol import errors, messages
 from kafkad.testing import Broker
 from tests.integration.test_sasl import COMMON, authenticate, handshake, works
 from tests.jvm import FAST_JVM, JvmKafka, free_port, tool_command
-from tests.kdc import REALM, Kdc
+from tests.kdc import REALM, Kdc, program
 from tests.no_skips import NO_KDC
 from tests.wire import Wire
 
@@ -218,6 +218,39 @@ def test_kafkas_tools(ours, kdc, tmp_path):
     )  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=90)
     assert (done.returncode, done.stdout) == (0, "Created topic by-java.\n"), done.stderr
+
+
+def kcat(served: Served, kdc: Kdc, principal: str, *arguments: str, stdin: str = "", service: str = "kafka"):
+    given = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "GSSAPI",
+        "sasl.kerberos.service.name": service,
+        "sasl.kerberos.principal": principal,
+        "sasl.kerberos.keytab": str(kdc.directory / f"{principal}.keytab"),
+        "message.timeout.ms": "30000",
+    }
+    command = [program("kcat"), "-b", served.bootstrap, *arguments]
+    command += [word for item in given.items() for word in ("-X", "=".join(item))]
+    cache = {"KRB5CCNAME": f"FILE:{kdc.directory / 'kcat.cache'}"}  # it calls kinit
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=90, env={**os.environ, **cache}
+    )
+
+
+def test_librdkafka(ours, kdc, tmp_path):
+    common = "--bootstrap-server", ours.bootstrap, "--command-config"
+    done = kafkad(
+        "topics", "--create", "--topic", "by-c", *common, options(kdc, "alice", tmp_path / "alice.properties")
+    )
+    assert done.returncode == 0, done.stderr
+    done = kcat(ours, kdc, "alice", "-P", "-t", "by-c", stdin="one\ntwo\n")
+    assert done.returncode == 0, done.stderr
+    done = kcat(ours, kdc, "alice", "-C", "-t", "by-c", "-o", "beginning", "-e", "-q")
+    assert done.stdout == "one\ntwo\n", done.stderr
+    done = kcat(ours, kdc, "carol", "-C", "-t", "by-c", "-o", "beginning", "-e", "-q")
+    assert done.returncode != 0 and "authorization failed" in done.stderr
+    done = kcat(ours, kdc, "alice", "-L", service="other")
+    assert done.returncode != 0 and "Authentication failed" in done.stderr
 
 
 def kafkad(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:

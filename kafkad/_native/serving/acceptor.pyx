@@ -24,7 +24,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from kafkad._native.serving.connection cimport (
-    KIND_HANDOVER, KIND_LISTENER, Conn, Core, Timer, conn_close, conn_new, core_fatal)
+    KIND_HANDOVER, KIND_LISTENER, Conn, Core, Timer, clock_us, conn_close, conn_new, core_fatal)
 from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.serving.tls cimport TlsContext
 from kafkad._native.serving.tls_handshakes cimport handshake_begin
@@ -54,7 +54,9 @@ cdef extern from * nogil:
     int close(int fd)
 
 cdef enum:
-    ACCEPTS_PER_ROUND = 64
+    ACCEPTS_PER_ROUND = 64          # unless ACCEPTS_US are over before
+    TAKES_PER_ROUND = 16
+    ACCEPTS_US = 500
     RETRY_MS = 100
     TELL_MS = 10_000
     HELD_MAX = 1000
@@ -113,6 +115,8 @@ cdef void accept_some(Acceptor self, Listener* listener) noexcept nogil:
             return
         with gil:
             self.welcome(listener, fd, peer, port)
+        if clock_us() - self.core.awake_us > ACCEPTS_US:
+            return                                      # epoll reports the rest again
 
 
 cdef inline bint is_of_one_connection(int failed) noexcept nogil:
@@ -138,11 +142,11 @@ cdef bint hand_over(Acceptor self, Listener* listener, int fd, const uint8_t* pe
 
 cdef void take_some(Acceptor self) noexcept nogil:
     """Take connections that other workers have accepted."""
-    cdef Handed handed[ACCEPTS_PER_ROUND]
-    cdef int fds[ACCEPTS_PER_ROUND]
+    cdef Handed handed[TAKES_PER_ROUND]
+    cdef int fds[TAKES_PER_ROUND]
     cdef int count = 0, i
     handover_lock(self.handover)
-    while count < ACCEPTS_PER_ROUND:
+    while count < TAKES_PER_ROUND:
         fds[count] = handover_take(self.handover, &handed[count])
         if fds[count] == NOTHING:
             break

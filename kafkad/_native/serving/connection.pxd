@@ -262,7 +262,6 @@ cdef struct Core:
     int64_t starved_since_ms        # 0: there is enough memory
     int64_t awake_us                # monotonic: when this round began
     void* tls_areas                 # Areas, once a connection uses TLS
-    int shakes_left                 # TLS handshake steps left in this round
     BufferClass buffers[BUFFER_CLASSES]
     Stats stats
 
@@ -287,6 +286,7 @@ cdef void slot_free(Slot* slot) noexcept nogil                     # the first o
 # -- connections
 cdef Conn* conn_new(Core* core, int fd, PyObject* listener, int phase) noexcept
 cdef void conn_run(Conn* conn) noexcept nogil                      # adds it to the run list
+cdef void conn_run_chain(Core* core, Conn* first, Conn* last) noexcept nogil   # some that are linked, and count as queued
 cdef void conn_touch(Conn* conn) noexcept nogil                    # it was active now
 cdef void conn_close(Conn* conn, const char* reason) noexcept nogil
 cdef void conn_reap(Core* core) noexcept nogil                     # frees closed connections

@@ -381,13 +381,17 @@ cdef void conn_run(Conn* conn) noexcept nogil:
         return
     conn.queued = True
     conn.run_next = NULL
-    if core.run_last is NULL:
-        core.run_first = conn
-    else:
-        core.run_last.run_next = conn
-    core.run_last = conn
+    conn_run_chain(core, conn, conn)
     if not core.polling:
         core_wake(core)
+
+
+cdef void conn_run_chain(Core* core, Conn* first, Conn* last) noexcept nogil:
+    if core.run_last is NULL:
+        core.run_first = first
+    else:
+        core.run_last.run_next = first
+    core.run_last = last
 
 
 cdef bint conn_may_serve(Conn* conn, int16_t api_key) noexcept nogil:

@@ -25,7 +25,6 @@ from kafkad._native.serving.fetch cimport fetch_frame
 from kafkad._native.serving.produce cimport produce_frame, produce_slice, slice_due
 from kafkad._native.serving.quota cimport quota_request, quota_turn_begin, quota_turn_end
 from kafkad._native.serving.tls cimport Tls, iovec, tls_peek, tls_receive, tls_waits
-from kafkad._native.serving.tls_handshakes cimport handshake_done
 from kafkad._native.wire.primitives cimport Cursor, cursor_init, get_i16, get_i32, read_i16, read_raw
 
 cdef extern from * nogil:
@@ -69,8 +68,6 @@ cdef void take_turn(ConnectionTurns turns, Conn* conn) noexcept nogil:
     cdef int frames = FRAMES_PER_TURN
     cdef int calls = CALLS_PER_TURN
     cdef int64_t bytes_in = core.stats.bytes_in
-    if conn.tls is not NULL and not handshake_done(conn):
-        return
     conn.busy = True
     if conn.slicing is not NULL:
         produce_slice(turns.producing, conn)

@@ -1,6 +1,7 @@
 """Rounds: the repeated work of the reactor.
 
     epoll_wait → accept | read, cut frames, serve → advanced partitions answer their waiters → deadlines → send
+               → TLS handshakes
 
 `run_rounds` is for a loop that sleeps elsewhere: rounds until nothing is ready or the time is up. `run_until_called` is
 the sleep of our own event loop: rounds, and sleep between them, until asyncio has something to do.
@@ -30,7 +31,8 @@ from kafkad._native.serving.outgoing cimport Outgoing, outgoing_event
 from kafkad._native.serving.partition_table cimport Entry, Table
 from kafkad._native.serving.produce_answers cimport produce_advanced
 from kafkad._native.serving.timers cimport timers_expire
-from kafkad._native.serving.tls cimport TLS_SHAKES_PER_ROUND
+from kafkad._native.serving.tls cimport TLS_SHAKING, Tls
+from kafkad._native.serving.tls_handshakes cimport shake_some
 from kafkad._native.wire.down_conversion cimport give_back_spare_blocks
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 from kafkad._native.serving.connection_turns cimport CALLS_US_MAX, ConnectionTurns, feed_starved, flush_late, serve
@@ -86,6 +88,8 @@ cdef int one_round(Rounds rounds, int timeout_ms, int* mails) noexcept nogil:
     cdef int kind
     cdef Conn* conn
     cdef Conn* last
+    cdef Conn* shaking_first = NULL                     # their TLS handshakes come last
+    cdef Conn* shaking_last = NULL
     core.stats.rounds += 1
     count = epoll_wait(core.epoll_fd, events, EVENTS, timeout_ms)
     if count < 0:
@@ -95,7 +99,6 @@ cdef int one_round(Rounds rounds, int timeout_ms, int* mails) noexcept nogil:
         mail_awake(rounds.mailboxes)
     core_read_clocks(core)
     rounds.producing.unpack_ns = UNPACK_NS
-    core.shakes_left = TLS_SHAKES_PER_ROUND
     for i in range(max(count, 0)):
         kind = (<int*>events[i].data.ptr)[0]
         if kind == KIND_CONNECTION:
@@ -145,9 +148,17 @@ cdef int one_round(Rounds rounds, int timeout_ms, int* mails) noexcept nogil:
         core.run_first = conn.run_next
         if core.run_first is NULL:
             core.run_last = NULL
-        conn.queued = False
-        if not conn.closed:
-            serve(rounds, conn)
+        if conn.tls is not NULL and (<Tls*>conn.tls).state == TLS_SHAKING and not conn.closed:
+            conn.run_next = NULL
+            if shaking_first is NULL:
+                shaking_first = conn
+            else:
+                shaking_last.run_next = conn
+            shaking_last = conn
+        else:
+            conn.queued = False
+            if not conn.closed:
+                serve(rounds, conn)
         if conn is last:
             break
     if core.copied_count:
@@ -157,12 +168,14 @@ cdef int one_round(Rounds rounds, int timeout_ms, int* mails) noexcept nogil:
     timers_expire(core)
     if core.starved_first is not NULL:
         feed_starved(core)
-    conn_reap(core)
     if rounds.has_mail:
         mail_ring(rounds.mailboxes)
     rounds.late_rounds = rounds.late_rounds + 1 if core.late_first is not NULL else 0
-    if rounds.late_rounds >= LATE_ROUNDS:
+    if rounds.late_rounds >= LATE_ROUNDS or (shaking_first is not NULL and core.late_first is not NULL):
         flush_late(core)
+    if shaking_first is not NULL:
+        shake_some(core, shaking_first, shaking_last)
+    conn_reap(core)
     return count
 
 

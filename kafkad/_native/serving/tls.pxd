@@ -14,9 +14,6 @@ cdef enum TlsState:
     TLS_OPEN = 1
     TLS_FAILED = 2                  # no more reads or writes
 
-cdef enum:
-    TLS_SHAKES_PER_ROUND = 8        # handshake steps per round: bounds how long others wait for their signatures
-
 cdef struct Areas:                  # memory of a core for one call; nothing stays in it
     uint8_t* incoming
     uint8_t* outgoing

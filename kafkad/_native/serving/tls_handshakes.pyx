@@ -1,18 +1,21 @@
-"""TLS handshakes, on the loop. A signature takes up to a millisecond, so a round does TLS_SHAKES_PER_ROUND handshake
-steps; later ones wait for the next round, after all other work of this round. A connection that has not finished within
-SHAKE_MS is closed, because an unfinished handshake would hold one of max.connections."""
+"""TLS handshakes, on the loop. A step takes a few hundred microseconds, or more for a large RSA key. So a round does them
+after all its other work, for SHAKES_US at most (and always one); the rest wait for the next round. A flood of clients
+thus delays the requests of others by SHAKES_US and one step. A connection that has not finished within SHAKE_MS is
+closed, because an unfinished handshake would hold one of max.connections."""
 
+from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc
 
 from kafkad._native.serving.connection cimport (
-    BLOCKED_SOCKET, Conn, Core, Timer, conn_close, conn_handle, conn_run, conn_touch, core_fatal)
+    BLOCKED_SOCKET, Conn, Core, Timer, clock_us, conn_close, conn_handle, conn_run, conn_run_chain, conn_touch, core_fatal)
 from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.serving.tls cimport (
-    TLS_OPEN, Tls, TlsContext, tls_certificate, tls_new, tls_push, tls_shake, tls_waits)
+    Tls, TlsContext, tls_certificate, tls_new, tls_push, tls_shake, tls_waits)
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 
 cdef enum:
     SHAKE_MS = 30_000
+    SHAKES_US = 1000                # of one round
 
 cdef struct Deadline:
     Timer timer                     # must be the first field
@@ -40,43 +43,53 @@ cdef void expired(Core* core, Timer* timer) noexcept nogil:
     conn_close((<Deadline*>timer).conn, "its TLS handshake did not finish in 30 seconds")
 
 
-cdef bint handshake_done(Conn* conn) noexcept nogil:
+cdef void shake_some(Core* core, Conn* first, Conn* last) noexcept nogil:
+    cdef Conn* conn
+    cdef int64_t began = clock_us()
+    while first is not NULL:
+        conn = first
+        first = conn.run_next
+        conn.queued = False
+        if not conn.closed:
+            shake(conn)
+        if clock_us() - began >= SHAKES_US:
+            break
+    if first is not NULL:
+        conn_run_chain(core, first, last)
+
+
+cdef void shake(Conn* conn) noexcept nogil:
+    """Do a step. A connection whose handshake is done is served in the next round."""
     cdef Core* core = conn.core
     cdef Tls* tls = <Tls*>conn.tls
     cdef bint more = False
     cdef int result
-    if tls.state == TLS_OPEN:
-        return True
     if tls_waits(tls):
         if not tls_push(tls):
             conn_close(conn, NULL)
         elif tls_waits(tls):
             conn.blocked |= BLOCKED_SOCKET
     if conn.closed or conn.blocked or not conn.readable:
-        return False
-    if core.shakes_left <= 0:
-        conn_run(conn)
-        return False
-    core.shakes_left -= 1
+        return
     result = tls_shake(tls, &more)
     if tls_waits(tls):
         conn.blocked |= BLOCKED_SOCKET
     if result < 0:
         core.stats.tls_failures += 1
         conn_close(conn, tls.reason if tls.reason[0] else NULL)
-        return False
+        return
     if result == 0:
         conn.readable = more
         if more:
             conn_run(conn)
-        return False
+        return
     core.stats.tls_handshakes += 1
     timer_stop(core, <Timer*>tls.deadline)
     conn.readable = True                                # requests may have arrived with the end of the handshake
     conn_touch(conn)
     with gil:
         certified(conn)
-    return not conn.closed and not conn.blocked
+    conn_run(conn)
 
 
 cdef void certified(Conn* conn) noexcept:

@@ -9,7 +9,6 @@ from kafkad.security.principal_rules import principal_rules
 from kafkad.security.tls import check_controllers, tls_contexts
 from kafkad.server.authentication import read_bytes
 from kafkad.server.kerberos import check_keytabs
-from kafkad.server.node_links import check_links
 
 
 def check_start(config: BrokerConfig) -> None:
@@ -19,6 +18,8 @@ def check_start(config: BrokerConfig) -> None:
     tls_contexts(config, read_bytes)
     principal_rules(config)
     if not is_alone(config):
+        from kafkad.server.node_links import check_links  # much code that a broker alone does not need
+
         check_links(config, read_bytes)
         controller_listeners(config)
         check_controllers(config, read_bytes)

@@ -35,6 +35,10 @@ UNFENCE, FENCE = -1, 1
 NO_EPOCH = -1
 
 
+class NotRegistered(Exception):
+    """The controllers did not register the broker within initial.broker.registration.timeout.ms."""
+
+
 class Registration(NamedTuple):
     """A broker's registration at its start."""
 

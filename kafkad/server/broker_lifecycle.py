@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, Final
 
-from kafkad.controller.brokers import NO_EPOCH, Registration, supported_features
+from kafkad.controller.brokers import NO_EPOCH, NotRegistered, Registration, supported_features
 from kafkad.metadata import features
 from kafkad.metadata.image import MetadataImage
 from kafkad.net.channel import Unreachable
@@ -48,10 +48,6 @@ class State(Enum):
     RUNNING = "running"
     LEAVING = "leaving"
     GONE = "gone"
-
-
-class NotRegistered(Exception):
-    """The controllers did not register the broker within initial.broker.registration.timeout.ms."""
 
 
 class BrokerLifecycle:

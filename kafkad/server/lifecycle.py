@@ -29,12 +29,12 @@ from kafkad.config.broker import BrokerConfig
 from kafkad.config.definition import ConfigError
 from kafkad.config.listeners import Endpoint
 from kafkad.config.served import is_alone
+from kafkad.controller.brokers import NotRegistered
 from kafkad.log.log_dirs import DirectoryTrouble
 from kafkad.net.hosts import is_loopback
 from kafkad.net.listener import ListenError
 from kafkad.raft.single_voter import UnusableMetadata
 from kafkad.security import exposure
-from kafkad.server.broker_lifecycle import NotRegistered
 from kafkad.server.event_loop import EventLoop
 from kafkad.server.place import BROKEN, ENDING, NO_DIRECTORY, STOP, Place
 from kafkad.server.preload import preload

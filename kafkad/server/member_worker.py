@@ -29,7 +29,7 @@ from typing import Any, Final
 from kafkad._native.serving.replication_quota import ReplicationQuota
 from kafkad.api.context import ANONYMOUS, RequestContext
 from kafkad.api.node_endpoints import node_entry
-from kafkad.controller.brokers import Registration
+from kafkad.controller.brokers import NotRegistered, Registration
 from kafkad.controller.configs import Absolute, Incremental, Outcome
 from kafkad.log.log import Log
 from kafkad.metadata.image import MetadataImage, PartitionState
@@ -44,7 +44,7 @@ from kafkad.replication.throttles import throttle_table
 from kafkad.server import member_apis
 from kafkad.server.alter_partition import AlterPartitions
 from kafkad.server.authentication import read_bytes
-from kafkad.server.broker_lifecycle import BrokerLifecycle, NotRegistered
+from kafkad.server.broker_lifecycle import BrokerLifecycle
 from kafkad.server.controller_channel import ControllerChannel
 from kafkad.server.controller_node import check_formatted
 from kafkad.server.controller_queue import awaited

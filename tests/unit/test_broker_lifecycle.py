@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from kafkad.controller.brokers import Registration
+from kafkad.controller.brokers import NotRegistered, Registration
 from kafkad.metadata.image import Endpoint, MetadataImage
 from kafkad.net.channel import Unreachable
 from kafkad.protocol import errors, messages
-from kafkad.server.broker_lifecycle import BrokerLifecycle, NotRegistered, State
+from kafkad.server.broker_lifecycle import BrokerLifecycle, State
 
 Registered = messages.BrokerRegistrationResponse
 Beat = messages.BrokerHeartbeatResponse

@@ -18,9 +18,16 @@ Beware: `sys.getallocatedblocks()` does not count a heap block when it is alloca
 
 import os
 import sys
-import sysconfig
 
 cdef extern from "Python.h":
+    """
+    #if defined(WITH_PYMALLOC) && !defined(Py_GIL_DISABLED)
+        #define KAFKAD_PYMALLOC 1
+    #else
+        #define KAFKAD_PYMALLOC 0
+    #endif
+    """
+    bint KAFKAD_PYMALLOC
     ctypedef enum PyMemAllocatorDomain:
         PYMEM_DOMAIN_MEM
         PYMEM_DOMAIN_OBJ
@@ -62,8 +69,7 @@ cdef bint is_pymalloc() except -1:
     """Return whether the allocators are pymalloc's, without hooks that track each block."""
     return (
         sys.implementation.name == "cpython"
-        and bool(sysconfig.get_config_var("WITH_PYMALLOC"))
-        and not sysconfig.get_config_var("Py_GIL_DISABLED")
+        and KAFKAD_PYMALLOC
         and not hasattr(sys, "gettotalrefcount")
         and not sys.flags.dev_mode
         and os.environ.get("PYTHONMALLOC", "") in ("", "default", "pymalloc")

@@ -1,6 +1,7 @@
 """ListOffsets (key 2), v0-11.   v0 several offsets (`_offsets_before`). v1 one offset. v2 isolation
 level. v4 leader epochs. v6 flexible. v7 max timestamp (KIP-734). v8 earliest local (KIP-405). v9 last tiered
-(KIP-1005). v10 timeout. v11 earliest pending upload (KIP-1023).
+(KIP-1005). v10 timeout. v11 earliest pending upload (KIP-1023). A follower answers only a debugging consumer
+(replica id -2).
 
 Latest is the high watermark, or the last stable offset under read_committed (for followers: the log's end).
 These and the log start are in memory, because Spark asks thousands of times per second. With several workers
@@ -83,7 +84,9 @@ def each_once(
 
 def in_rows(services: Services, request: Any) -> Generator[None, None, bool]:
     """Return, in steps, whether this worker can answer everything from its own partitions and the rows of
-    others."""
+    others. A debugging consumer may ask a follower, whose row says nothing to clients."""
+    if request.replica_id == DEBUGGING_CONSUMER:
+        return False
     partitions = services.partitions
     count = 0
     for topic in request.topics:
@@ -106,13 +109,17 @@ def _look_up(
     if timestamp < EARLIEST_PENDING_UPLOAD or context.version < SPECIAL_SINCE.get(timestamp, 0):
         raise KafkaError(errors.UNSUPPORTED_VERSION)
     log: Any = services.partitions.find(topic, asked.partition_index)  # or a reader, which has IN_ROWS only
+    is_reader = False
     if log is None:
         log = services.partitions.reader(topic, asked.partition_index) if timestamp in IN_ROWS else None
-        if log is None:
-            log = services.partitions.get(topic, asked.partition_index)
+        is_reader = log is not None
+        if is_reader:
+            log.refresh()  # raises NOT_LEADER_OR_FOLLOWER itself
         else:
-            log.refresh()
+            log = services.partitions.get(topic, asked.partition_index)
     check_leader_epoch(log, asked.current_leader_epoch)
+    if not is_reader and request.replica_id != DEBUGGING_CONSUMER:
+        check_leads(log)
     if context.version == 0:
         now_ms = services.clock.now_ms()
         found.old_style_offsets = yield from _offsets_before(log, asked, request.replica_id, now_ms)
@@ -177,6 +184,12 @@ def _offsets_before(log: Any, asked: Any, replica_id: int, now_ms: int) -> Gener
 def _fill(found: Any, hit: tuple[int, int, int] | None) -> None:
     if hit is not None:
         found.timestamp, found.offset, found.leader_epoch = hit
+
+
+def check_leads(log: Any) -> None:
+    """Refuse a follower's log, which may end before the leader's and has an older high watermark."""
+    if not log.native.open:
+        raise KafkaError(errors.KAFKA_STORAGE_ERROR if log.native.failure else errors.NOT_LEADER_OR_FOLLOWER)
 
 
 def check_leader_epoch(log: Any, current_leader_epoch: int) -> None:

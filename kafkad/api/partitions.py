@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kafkad.api.context import RequestContext, Services, code_of
-from kafkad.api.list_offsets import check_leader_epoch, each_once
+from kafkad.api.list_offsets import check_leader_epoch, check_leads, each_once
 from kafkad.controller.topics import invalid_name
 from kafkad.log.log import Log
 from kafkad.metadata.image import INTERNAL_TOPICS
@@ -39,6 +39,7 @@ def delete_records(services: Services, context: RequestContext, request: Any) ->
                 if name in INTERNAL_TOPICS:
                     raise KafkaError(errors.INVALID_TOPIC_EXCEPTION)
                 log = services.partitions.get(name, asked.partition_index)
+                check_leads(log)
                 before = log.high_watermark if asked.offset == -1 else asked.offset
                 done.low_watermark = log.delete_records(asked.offset)
                 moved.setdefault(log, []).append((done, before))
@@ -111,6 +112,7 @@ def offset_for_leader_epoch(services: Services, context: RequestContext, request
             try:
                 log = services.partitions.get(topic.topic, asked.partition)
                 check_leader_epoch(log, asked.current_leader_epoch)
+                check_leads(log)
                 found.leader_epoch, found.end_offset = log.end_offset_for_epoch(asked.leader_epoch)
             except KafkaError as trouble:
                 found.error_code = code_of(trouble)

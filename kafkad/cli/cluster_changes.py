@@ -195,7 +195,12 @@ def features(levels: tuple[str, ...], downgrade: bool, dry_run: bool, bootstrap:
 @click.argument("broker", type=click.IntRange(0))
 @server_options
 def unregister(broker: int, bootstrap: str, as_json: bool) -> None:
-    """Forget a broker that has been stopped for good, after its partitions were moved away."""
+    """Forget a broker that has been stopped for good, after its partitions were moved away.
+
+    A broker that runs is not forgotten: it would serve nothing until its next start.
+    """
     with connected(bootstrap) as cluster:
+        if broker in {each.node_id for each in cluster.refresh([]).brokers}:
+            raise Refused(f"broker {broker} runs; stop it first")
         ask(cluster.any(), messages.UnregisterBrokerRequest(broker_id=broker))
     show(("Broker", "Registered"), [(broker, False)], as_json)

@@ -198,6 +198,7 @@ def test_commands_show_and_change_a_cluster(kafkad_cluster):
     assert "1 of 1 were refused" in told("reassign", "shown-9=1")
     assert {row["feature"]: row["level"] for row in told("features")}["metadata.version"] == 30
     assert "INVALID_UPDATE_VERSION" in told("features", "--set", "group.version=1")
+    assert "broker 3 runs" in told("unregister", "3")
     kafkad_cluster.stop(3)
     assert told("unregister", "3") == [{"broker": 3, "registered": False}]
     assert "BROKER_ID_NOT_REGISTERED" in told("unregister", "3")

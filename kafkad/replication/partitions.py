@@ -146,6 +146,19 @@ class Partitions:
         known = self._readers.get((topic, index))
         return None if known is None or known[1] is None else self.table.get(topic, index).log
 
+    def leader_elsewhere(self, topic: bytes, is_id: bool, index: int) -> tuple[int, int] | None:
+        """Return the leader (-1: none) and its epoch, as the metadata has them; None if there is no such
+        partition. `topic` is an id or a name."""
+        if self._image is None:
+            return None
+        known = (
+            self._image.topics_by_id.get(topic)
+            if is_id
+            else self._image.topics.get(topic.decode("utf-8", "replace"))
+        )
+        state = None if known is None else known.partitions.get(index)
+        return None if state is None else (state.leader, state.leader_epoch)
+
     def __iter__(self) -> Iterator[Log]:
         return iter(list(self._logs.values()))
 

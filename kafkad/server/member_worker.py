@@ -519,6 +519,7 @@ class MemberWorker(Worker):
         self._run(self._watch_replicas())
         self._follow_leaders()
         self._name_leaders()
+        self.reactor.ask_elsewhere(self.partitions.leader_elsewhere)
 
     def _on_role(self, log: Log, state: PartitionState) -> None:
         self.moves.on_role(log)

@@ -1,5 +1,5 @@
-"""What a follower answers to clients whose metadata is old: never its own offsets, which may be behind the
-leader's. The same of JVM Kafka."""
+"""What a broker answers to clients whose metadata is old, and which ask it about a partition that it follows,
+or that others have: never its own offsets, which may be behind the leader's. The same of JVM Kafka."""
 
 import time
 
@@ -9,7 +9,7 @@ from kafkad.protocol import errors, messages
 from kafkad.testing import Cluster
 from tests.clients import wait_until
 from tests.jvm_cluster import JvmCluster
-from tests.wire import Wire, batch, produce
+from tests.wire import Wire, batch, produce, produce_request
 
 TOPIC, PARTITIONS, RECORDS = "t", 4, 10
 REFUSED = errors.NOT_LEADER_OR_FOLLOWER
@@ -103,3 +103,42 @@ def test_a_follower_tells_clients_no_offsets_and_deletes_no_records(tmp_path, st
                 assert list_offsets(wire, index, early) == (0, 0)
                 assert epoch_end(wire, index) == (0, RECORDS)
                 assert delete_records(wire, index, 5) == (0, 5)
+
+
+def fetch(wire, topic_id, version=16):
+    """The partition's error, and the leader and the node that the answer names (KIP-951)."""
+    cls = messages.FetchRequest
+    asked = cls.Topics.Partitions(
+        partition=0, fetch_offset=0, partition_max_bytes=1000, current_leader_epoch=-1
+    )
+    topics = [cls.Topics(topic="elsewhere", topic_id=topic_id, partitions=[asked])]
+    request = cls(max_wait_ms=5000, min_bytes=1, max_bytes=1000, session_epoch=-1, topics=topics)
+    answer = wire.ask(request, version)
+    found = answer.responses[0].partitions[0]
+    if version < 16:
+        return found.error_code
+    return found.error_code, found.current_leader.leader_id, [node.node_id for node in answer.node_endpoints]
+
+
+@pytest.mark.parametrize("start", [kafkad_cluster, jvm_cluster])
+def test_a_broker_without_a_replica_knows_that_others_have_one(tmp_path, start):
+    """It answered UNKNOWN_TOPIC_OR_PARTITION, and a Fetch only after its whole wait: clients whose partition
+    had moved away took it for deleted."""
+    with start(tmp_path) as cluster:
+        _, addresses = made(bootstrap_of(cluster))
+        (here, there), cls = sorted(addresses), messages.CreateTopicsRequest
+        topic = cls.Topics(name="elsewhere", num_partitions=-1, replication_factor=-1)
+        topic.assignments = [cls.Topics.Assignments(partition_index=0, broker_ids=[there])]
+        with Wire(addresses[here]) as wire:
+            created = wire.ask(cls(topics=[topic], timeout_ms=10_000), 7).topics[0]
+            wait_until(lambda: fetch(wire, created.topic_id, 12) == REFUSED, 10)
+            begun = time.monotonic()
+            assert fetch(wire, created.topic_id) == (REFUSED, there, [there])
+            assert fetch(wire, created.topic_id, 12) == fetch(wire, created.topic_id, 4) == REFUSED
+            assert time.monotonic() - begun < 4, "it does not wait for records"
+            answer = wire.ask(produce_request("elsewhere", bytes(batch(b"v"))), 10)
+            refused = answer.responses[0].partition_responses[0]
+            assert (refused.error_code, refused.current_leader.leader_id) == (REFUSED, there)
+            assert [node.node_id for node in answer.node_endpoints] == [there]
+            unknown = wire.ask(produce_request("elsewhere", bytes(batch(b"v")), 1), 10)
+            assert unknown.responses[0].partition_responses[0].error_code == errors.UNKNOWN_TOPIC_OR_PARTITION

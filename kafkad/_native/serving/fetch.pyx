@@ -31,6 +31,7 @@ from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.partition_reads cimport ANY_REPLICA, OLDER_SEGMENT, ReadInfo
 from kafkad._native.log.partition_state cimport EPOCH_RAISED, PARTITION_GONE
 from kafkad._native.log.segments cimport log_file_release
+from kafkad._native.serving.leader_hints cimport begin_elsewhere, led_elsewhere
 from kafkad._native.serving.partition_table cimport (
     Entry, Topic, TopicKey, Watch, key_new, key_release, key_retain, table_listen, topic_by_id, topic_by_name,
     unwatch, watch_fetch)
@@ -204,6 +205,14 @@ cdef bint parse(Fetching self, Cursor* body, FetchRequest* request, Cursor* topi
 
 # -- reading -----------------------------------------------------------------------------------------------
 
+cdef bint is_elsewhere(Fetching self, Fetched* fetched, Result* result) noexcept nogil:
+    cdef TopicKey* key = fetched.key
+    if fetched.session.uses_ids:
+        return led_elsewhere(self, key.id, -1, fetched.index, &result.leader_id, &result.leader_epoch)
+    return key.has_name and led_elsewhere(self, key.name, <int32_t>key.name_size, fetched.index, &result.leader_id,
+                                          &result.leader_epoch)
+
+
 cdef int unknown_code(Fetching self, Fetched* fetched) noexcept nogil:
     if fetched.session.uses_ids and topic_by_id(&self.table.table, fetched.key.id) is NULL:
         return UNKNOWN_TOPIC_ID
@@ -226,6 +235,7 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
     known[0] = 0
     self.cold_job = NULL
     requires(self, session.count)
+    begin_elsewhere(self)
     left = max(left, 0)
     fetched = session.first
     while fetched is not NULL:
@@ -245,6 +255,8 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
         if request.stamp and is_denied(request, fetched):
             result.code = TOPIC_AUTHORIZATION_FAILED
             result.unknown = True
+        elif entry is NULL and is_elsewhere(self, fetched, result):
+            result.code = NOT_LEADER_OR_FOLLOWER
         elif entry is NULL:
             result.code = unknown_code(self, fetched)
             result.unknown = True

@@ -12,7 +12,7 @@ from kafkad._native.serving.connection cimport Slot, slot_extend, slot_finish, s
 from kafkad._native.serving.fetch_session cimport Fetched, Session, cache_add, next_epoch, session_move_last
 from kafkad._native.log.aborted cimport ABORTED_SIZE, TOLD_AT, TOLD_SIZE, Aborted
 from kafkad._native.serving.leader_hints cimport LEADER_TAG_SIZE, is_of_leader, leader_of, nodes_named, put_leader
-from kafkad._native.serving.partition_table cimport TopicKey
+from kafkad._native.serving.partition_table cimport Entry, TopicKey
 from kafkad._native.wire.down_conversion cimport Messages
 from kafkad._native.wire.primitives cimport put_i16, put_i32, put_i64, put_uvarint
 from kafkad._native.wire.errors cimport INVALID_FETCH_SESSION_EPOCH
@@ -41,6 +41,7 @@ cdef void answer_results(Fetching self, FetchRequest* request, Slot* slot, uint3
     cdef bint names = False
     cdef Result* result
     cdef TopicKey* key = NULL
+    cdef Entry* entry
     if request.context == INCREMENTAL:
         if session.epoch != next_epoch(request.session_epoch):
             drop_results(self, count)
@@ -66,8 +67,11 @@ cdef void answer_results(Fetching self, FetchRequest* request, Slot* slot, uint3
             key = self.results[i].fetched.key
             topics += 1
         if names_leader(version, &self.results[i]):
-            names = leader_of(self, entry_of(self, self.results[i].fetched), &self.results[i].leader_id,
-                              &self.results[i].leader_epoch) or names
+            entry = entry_of(self, self.results[i].fetched)
+            if entry is NULL:                           # led elsewhere: `read_all` has asked
+                names = self.results[i].leader_id >= 0 or names
+            else:
+                names = leader_of(self, entry, &self.results[i].leader_id, &self.results[i].leader_epoch) or names
     put_head(slot, version, 0, session.id if request.context != SESSIONLESS else 0, topics, request.throttle_ms)
     i = 0
     while i < count:

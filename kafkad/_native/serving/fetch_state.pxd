@@ -79,6 +79,8 @@ cdef class Fetching:
     cdef int32_t broker_id          # -1: no leader is named to clients
     cdef dict nodes                 # by listener: this broker as an answer has it (NodeEndpoints)
     cdef dict leader_nodes          # by listener and broker id: others as an entry there
+    cdef object elsewhere           # who leads a partition that has no replica here (reactor.pyi); None: all are here
+    cdef uint32_t elsewhere_left    # how often the request at hand may still ask it
     cdef FollowerMail followers     # of several workers
     cdef Rack* racks                # of a RackAwareReplicaSelector (near_replicas.pyx); NULL: clients read from leaders
     cdef uint32_t rack_count

@@ -101,6 +101,7 @@ cdef class Fetching:
         self.broker_id = -1
         self.nodes = {}
         self.leader_nodes = {}
+        self.elsewhere = None
         cache_init(&self.cache, &table.table, slots, eviction_ms, partitions_max, orphan_ms)
 
     def __dealloc__(self):

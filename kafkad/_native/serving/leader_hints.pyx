@@ -6,13 +6,13 @@ A Produce answer may be written long before one of its partitions fails. Then on
 there is no room for more. So the positions of the errors are noted (`Hints`). When the answer is sent, it is spread once,
 from its end, to make room for all hints. An answer without such errors notes nothing."""
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, qsort, realloc
 from libc.string cimport memcpy, memmove
 
 from kafkad._native.log.partition cimport Partition
-from kafkad._native.serving.connection cimport Slot, slot_extend
+from kafkad._native.serving.connection cimport core_fatal, Slot, slot_extend
 from kafkad._native.serving.fetch_state cimport Fetching
 from kafkad._native.serving.partition_table cimport Entry
 from kafkad._native.shared.watermarks cimport ROLE_NONE, Row
@@ -22,6 +22,8 @@ cdef enum:
     PRODUCE_LEADER_TAG = 0
     NODE_ENDPOINTS_TAG = 0              # of the answer
     LEADERS_MAX = 32                    # that one answer names: of the others its client asks Metadata
+    NAME_SIZE_MAX = 249                 # of a topic
+    TOPIC_ID_SIZE = 16
 
 
 cdef bint leader_of(Fetching self, Entry* entry, int32_t* leader_id, int32_t* leader_epoch) noexcept nogil:
@@ -38,6 +40,30 @@ cdef bint leader_of(Fetching self, Entry* entry, int32_t* leader_id, int32_t* le
     if leader_id[0] < 0:
         leader_id[0] = self.broker_id
     return True
+
+
+cdef bint led_elsewhere(Fetching self, const void* topic, int32_t name_size, int32_t index, int32_t* leader_id,
+                        int32_t* leader_epoch) noexcept nogil:
+    leader_id[0] = -1
+    leader_epoch[0] = -1
+    if self.elsewhere_left == 0 or name_size > NAME_SIZE_MAX or (name_size < 0 and self.core.authorizing):
+        return False                                    # rights are decided by name
+    self.elsewhere_left -= 1
+    with gil:
+        return ask_elsewhere(self, topic, name_size, index, leader_id, leader_epoch)
+
+
+cdef bint ask_elsewhere(Fetching self, const void* topic, int32_t name_size, int32_t index, int32_t* leader_id,
+                        int32_t* leader_epoch) noexcept:
+    try:
+        name = PyBytes_FromStringAndSize(<const char*>topic, TOPIC_ID_SIZE if name_size < 0 else name_size)
+        found = self.elsewhere(name, name_size < 0, index)
+        if found is not None:
+            leader_id[0], leader_epoch[0] = found
+        return found is not None
+    except BaseException:
+        core_fatal(self.core)
+        return False
 
 
 cdef void put_leader(uint8_t* at, uint8_t tag, int32_t leader_id, int32_t leader_epoch) noexcept nogil:
@@ -67,11 +93,8 @@ cdef object nodes_named(Fetching self, Slot* slot, set named):
 
 # -- errors in an answer that is written already ------------------------------------------------------------------
 
-cdef void hints_add(Hints** hints, Fetching self, Entry* entry, uint32_t tag_at) noexcept nogil:
+cdef void hints_add(Hints** hints, int32_t leader_id, int32_t leader_epoch, uint32_t tag_at) noexcept nogil:
     cdef Hints* some = hints[0]
-    cdef int32_t leader_id, leader_epoch
-    if not leader_of(self, entry, &leader_id, &leader_epoch) and leader_epoch < 0:
-        return
     if some is NULL:
         some = hints[0] = <Hints*>calloc(1, sizeof(Hints))
         KAFKAD_CHECK(some is not NULL)

@@ -35,6 +35,8 @@ from kafkad._native.serving.old_produce cimport NOTHING_TO_APPEND, SETS_BELOW, j
 from kafkad._native.serving.outcomes cimport free_text, note_refusal
 from kafkad._native.log.guards cimport NEED_TRANSACTION, PLAIN
 from kafkad._native.log.partition cimport Partition
+from kafkad._native.serving.fetch_state cimport Fetching
+from kafkad._native.serving.leader_hints cimport begin_elsewhere, code_elsewhere
 from kafkad._native.serving.partition_table cimport Entry, Topic, topic_by_id, topic_by_name, topic_entry
 from kafkad._native.serving.produce_gate cimport (
     asking_enter, asking_leave, gate_admission, gate_ask, gate_give_up, gate_try_again, has_two_producers)
@@ -50,8 +52,7 @@ from kafkad._native.wire.primitives cimport (
 from kafkad._native.wire.errors cimport (
     INVALID_PRODUCER_ID_MAPPING, INVALID_RECORD, INVALID_REQUEST, INVALID_REQUIRED_ACKS, INVALID_TOPIC_EXCEPTION,
     NOT_ENOUGH_REPLICAS, NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT, TOPIC_AUTHORIZATION_FAILED,
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED, UNKNOWN_TOPIC_ID,
-    UNKNOWN_TOPIC_OR_PARTITION, UNSUPPORTED_COMPRESSION_TYPE)
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED, UNSUPPORTED_COMPRESSION_TYPE)
 from kafkad._native.wire.batch_layout cimport ATTRIBUTES_AT, MAGIC_AT
 from kafkad._native.serving.produce_answers cimport drop_texts, produce_answer
 from kafkad._native.serving.produce_slow_path cimport (
@@ -294,6 +295,7 @@ cdef bint append_some(Producing self, Conn* conn, Request* request, HeldProduce*
     cdef bint denied
     cdef uint64_t asked
     cdef Outcome* outcome
+    begin_elsewhere(<Fetching>self.core.fetching)
     for i in range(request.next_topic, request.topic_count):
         parts = &request.topics[i]
         topic = same_topic(held, i, find_topic(self, parts))
@@ -341,7 +343,8 @@ cdef bint append_some(Producing self, Conn* conn, Request* request, HeldProduce*
             elif denied:
                 outcome.code = TOPIC_AUTHORIZATION_FAILED
             elif entry is NULL:
-                outcome.code = UNKNOWN_TOPIC_ID if topic is NULL and request.version >= 13 else UNKNOWN_TOPIC_OR_PARTITION
+                outcome.code = code_elsewhere(<Fetching>self.core.fetching, parts.name, parts.name_size, part.index,
+                                              topic is NULL and request.version >= 13)
             elif request.refusal:
                 outcome.code = request.refusal
             else:
@@ -876,8 +879,10 @@ cdef void unpacked(Producing self, HeldProduce* held, uint32_t topic, uint32_t n
     parts_topic = find_topic(self, &held.request.topics[topic])
     entry = topic_entry(parts_topic, held.request.parts[number].index)
     if entry is NULL:
-        outcome.code = (UNKNOWN_TOPIC_ID if parts_topic is NULL and held.request.version >= 13
-                        else UNKNOWN_TOPIC_OR_PARTITION)
+        begin_elsewhere(<Fetching>self.core.fetching)
+        outcome.code = code_elsewhere(<Fetching>self.core.fetching, held.request.topics[topic].name,
+                                      held.request.topics[topic].name_size, held.request.parts[number].index,
+                                      parts_topic is NULL and held.request.version >= 13)
         close_work(self.core, work)
     elif entry.remote or <Partition>entry.partition is not work.partition:
         outcome.code = NOT_LEADER_OR_FOLLOWER

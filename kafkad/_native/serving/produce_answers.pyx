@@ -13,7 +13,8 @@ from libc.string cimport memcpy
 
 from kafkad._native.serving.connection cimport Core, Slot, Timer, slot_extend, slot_finish, slot_pend
 from kafkad._native.serving.fetch_state cimport Fetching
-from kafkad._native.serving.leader_hints cimport Hints, hints_add, hints_free, hints_put, is_of_leader
+from kafkad._native.serving.leader_hints cimport (
+    Hints, hints_add, hints_free, hints_put, is_of_leader, leader_of, led_elsewhere)
 from kafkad._native.serving.outcomes cimport free_text
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.partition_state cimport ADVANCED_DURABLE, ADVANCED_END, PARTITION_GONE
@@ -76,8 +77,7 @@ cdef void produce_answer(Producing self, const Request* request, Slot* slot) noe
             number += 1
             free_text(outcome)
             if version >= 10 and is_of_leader(outcome.code):
-                hints_add(&hints, <Fetching>self.core.fetching, entry_of_part(self, parts, request.parts[number - 1].index),
-                          slot.size - 1)
+                hint_leader(self, &hints, parts, request.parts[number - 1].index, slot.size - 1)
             if not outcome.waits:
                 continue
             if outcome.entry is NULL or outcome.entry.removed:  # since it was appended
@@ -116,6 +116,18 @@ cdef Entry* entry_of_part(Producing self, const TopicParts* parts, int32_t index
     else:
         topic = topic_by_name(&self.table.table, <const char*>parts.name, <size_t>parts.name_size)
     return topic_entry(topic, index)
+
+
+cdef void hint_leader(Producing self, Hints** hints, const TopicParts* parts, int32_t index, uint32_t tag_at) noexcept nogil:
+    cdef Entry* entry = entry_of_part(self, parts, index)
+    cdef int32_t leader_id, leader_epoch
+    cdef bint known
+    if entry is NULL:
+        known = led_elsewhere(<Fetching>self.core.fetching, parts.name, parts.name_size, index, &leader_id, &leader_epoch)
+    else:
+        known = leader_of(<Fetching>self.core.fetching, entry, &leader_id, &leader_epoch)
+    if known or leader_epoch >= 0:
+        hints_add(hints, leader_id, leader_epoch, tag_at)
 
 
 cdef inline void produce_finish(Slot* slot, Hints* hints) noexcept nogil:
@@ -309,6 +321,7 @@ cdef void produce_advanced(Producing self, Entry* entry, uint32_t why) noexcept 
     cdef bint gone = why & PARTITION_GONE != 0
     cdef Wait* wait = <Wait*>entry.produces
     cdef WaitingProduce* produce
+    cdef int32_t leader_id, leader_epoch
     if why == ADVANCED_END:
         return
     while wait is not NULL:
@@ -322,7 +335,8 @@ cdef void produce_advanced(Producing self, Entry* entry, uint32_t why) noexcept 
             put_i16(wait.produce.slot.data + wait.code_at,
                     UNKNOWN_TOPIC_OR_PARTITION if entry.removed else NOT_LEADER_OR_FOLLOWER)
             if not entry.removed and wait.produce.slot.api_version >= 10:
-                hints_add(&wait.produce.hints, <Fetching>self.core.fetching, entry, wait.code_at + TAGS_BEHIND)
+                if leader_of(<Fetching>self.core.fetching, entry, &leader_id, &leader_epoch) or leader_epoch >= 0:
+                    hints_add(&wait.produce.hints, leader_id, leader_epoch, wait.code_at + TAGS_BEHIND)
         elif wait.committed and row.isr_count_max < row.isr_count_min:
             put_i16(wait.produce.slot.data + wait.code_at, NOT_ENOUGH_REPLICAS_AFTER_APPEND)
         produce = wait.produce

@@ -336,6 +336,9 @@ cdef class Reactor(Rounds):
         (KIP-951)."""
         self.fetching.leader_nodes = dict(nodes)
 
+    def ask_elsewhere(self, leader):
+        self.fetching.elsewhere = leader
+
     def throttle_replication(self, quota not None):
         self.fetching.replication = quota
 

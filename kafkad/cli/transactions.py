@@ -229,13 +229,15 @@ def force_terminate(transactional_id: str, bootstrap: str, as_json: bool) -> Non
         return told
 
     with connected(bootstrap) as cluster:
-        described(cluster, transactional_id)  # InitProducerId would create an unknown id
+        before = described(cluster, transactional_id)  # InitProducerId would create an unknown id
         its = cluster.retry(attempt)
     if as_json:
         row = {"transactional_id": transactional_id, "producer_id": its.producer_id}
         print_json([{**row, "producer_epoch": its.producer_epoch}])
     else:
-        say(f"Transactional id {transactional_id} has no transaction; producers that had it are fenced.")
+        was_open = before.transaction_state == "Ongoing"
+        done = "Aborted the transaction" if was_open else "There was no open transaction"
+        say(f"{done} of transactional id {transactional_id}. Its producer is fenced.")
 
 
 command.add_command(force_terminate, "force-terminate")

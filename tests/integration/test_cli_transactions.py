@@ -136,7 +136,9 @@ def test_a_transaction_that_hangs_is_found_and_aborted(broker, cli, topic, uniqu
 def test_a_terminated_transaction_fences_its_producer(broker, cli, topic, unique):
     name = unique("fenced")
     client = begun(broker, topic, name)
-    cli("transactions", "force-terminate", "--transactional-id", name)
+    terminate = ("transactions", "force-terminate", "--transactional-id", name)
+    assert "Aborted the transaction" in cli.run(*terminate)[2]
+    assert "There was no open transaction" in cli.run(*terminate)[2]
     (described,) = cli.json("transactions", "describe", "--transactional-id", name)
     assert described["state"] == "Empty" and described["partitions"] == []
     with pytest.raises(KafkaException) as refused:

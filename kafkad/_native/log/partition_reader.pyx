@@ -221,7 +221,8 @@ cdef class ReaderPartition(Partition):
             return PARTITION_GONE
         if self.row.role != self.looked_role:
             self.looked_role = self.row.role
-            why = PARTITION_GONE                        # for all who wait on what it was
+            # For all who wait on what it was. Where it leads by now, the term tells a Produce which leader has appended.
+            why = EPOCH_RAISED if self.row.role == ROLE_LEADER else PARTITION_GONE
         if self.row.high_watermark != self.looked_high or self.row.last_stable_offset != self.looked_stable or (
                 self.row.log_end_offset != self.looked_end or self.row.durable_offset != self.looked_durable):
             self.looked_high = self.row.high_watermark

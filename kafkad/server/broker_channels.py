@@ -68,14 +68,18 @@ class BrokerChannels:
 
     async def ask(self, broker_id: int, request: Any, *, timeout_s: float, lowest: int = 0) -> Any:
         """The broker's answer. Raises Unreachable, and KafkaError (UNSUPPORTED_VERSION)."""
+        channel = await self.connect(broker_id, timeout_s=timeout_s)
+        return await channel.ask(request, timeout_s=timeout_s, lowest=lowest)
+
+    async def connect(self, broker_id: int, *, timeout_s: float) -> Any:
+        """The connection to a broker, made if there is none. Raises Unreachable."""
         at = self._address(broker_id)
         link = self._links.get(broker_id)
         if link is None or link.at != at:
             if link is not None:
                 link.close()
             link = self._links[broker_id] = Link(at)
-        channel = await self._channel(link, timeout_s)
-        return await channel.ask(request, timeout_s=timeout_s, lowest=lowest)
+        return await self._channel(link, timeout_s)
 
     def _address(self, broker_id: int) -> Address:
         broker = self._image().brokers.get(broker_id)

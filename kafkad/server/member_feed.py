@@ -1,6 +1,7 @@
 """Messages between the workers of a cluster member, in addition to metadata (server/metadata_feed).
 
     CONTROLLER_ASKED   a worker's request to the controller, by worker 0: AlterPartition of its partitions
+    HAND_OVER          from worker 0: hold Produces (server/produce_handover); answered when logs are drained
     DEPARTED           from worker 0: the controllers have released this broker, all may close connections
 
 Only worker 0 knows the active controller, because it follows the metadata log, and it has the one connection
@@ -10,7 +11,7 @@ Use: server/member_worker."""
 
 import asyncio
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from kafkad.net.channel import Unreachable
@@ -20,9 +21,10 @@ from kafkad.server.controller_channel import ControllerChannel
 from kafkad.server.metadata_feed import LEADER
 from kafkad.server.peers import PeerLost, Peers, PeerTrouble
 
-CONTROLLER_ASKED, DEPARTED = 120, 121  # kinds between peers
+CONTROLLER_ASKED, DEPARTED, HAND_OVER = 120, 121, 122  # kinds between peers
 PATIENCE_S: Final = 5.0  # how long to wait for worker 0 to come back
 TIMEOUT_S: Final = 35.0  # for worker 0's answer: it has 30 s itself
+HAND_OVER_S: Final = 0.2  # for the others' logs to be drained
 LOWEST: Final = struct.Struct("<h")
 
 
@@ -78,13 +80,24 @@ class Departure:
     """The first part of a stop: all workers serve until the controllers have released worker 0, or it is
     gone."""
 
-    def __init__(self, peers: Peers | None) -> None:
+    def __init__(self, peers: Peers | None, hand_over: Callable[[], Awaitable[None]]) -> None:
         assert peers is not None
         self._peers = peers
         self._over = asyncio.Event()
+
+        async def begin() -> bytes:
+            await hand_over()
+            return b""
+
+        peers.handle(HAND_OVER, lambda _, __: asyncio.ensure_future(begin()))
         peers.handle(DEPARTED, lambda _, __: self._over.set())
         peers.on_down(lambda k: self._over.set() if k == LEADER and self._waits else None)
         self._waits = False
+
+    async def hand_over(self) -> None:
+        """Called by worker 0: let the others hold Produces, and wait until their logs are drained."""
+        asked = [self._peers.call(k, HAND_OVER, timeout_s=HAND_OVER_S) for k in self._peers.up]
+        await asyncio.gather(*asked, return_exceptions=True)
 
     def tell(self) -> None:
         """Called by worker 0."""

@@ -57,6 +57,7 @@ from kafkad.server.metadata_feed import LEADER, ForOthers, difference, encode_im
 from kafkad.server.node_links import broker_links, controller_links
 from kafkad.server.other_brokers import OtherBrokers
 from kafkad.server.place import Place
+from kafkad.server.produce_handover import ProduceHandover
 from kafkad.server.registration import advertised, registration_of
 from kafkad.server.transaction_storage import TRANSACTION_TOPIC
 from kafkad.server.turns import Steps
@@ -249,12 +250,13 @@ class MemberWorker(Worker):
         self._tasks: list[asyncio.Task[None]] = []
         self._start_failed: asyncio.Future[None] = self.loop.create_future()
         self._resumed = False  # as worker 0, the registration of our predecessor
+        self._handover: ProduceHandover | None = None  # once this broker leaves
         self._active = asyncio.Event()  # in the metadata this broker is not fenced
 
     def _meet(self) -> None:
         if self.me != LEADER:
             super()._meet()
-            self._departure = Departure(self.peers)
+            self._departure = Departure(self.peers, self._hand_over)
 
     def _receive_metadata(self) -> None:
         super()._receive_metadata()
@@ -310,7 +312,7 @@ class MemberWorker(Worker):
         the rest."""
         super()._meet()
         assert self.peers is not None
-        self._departure = Departure(self.peers)
+        self._departure = Departure(self.peers, self._hand_over)
         ForOthers(self.controller, self.peers, self.turns)
         ControllerOfOthers(self.peers, self.channel)
         self.log_dirs.metadata_offset = self.metadata.image.offset
@@ -571,13 +573,34 @@ class MemberWorker(Worker):
         is_started = self._undo and hasattr(self, "lifecycle")  # a start that failed has taken it all back
         if self.place is None and is_started:
             self.loop.run_until_complete(self._depart())
+            self.loop.run_until_complete(self._handed_over())
         super().stop()
 
     def hang_up(self) -> None:
         self.loop.run_until_complete(self._depart() if self.me == LEADER else self._departure.wait())
         if self.me == LEADER:
             self._departure.tell()
+        self.loop.run_until_complete(self._handed_over())
         super().hang_up()
+
+    async def _hand_over(self) -> None:
+        """Hold the Produces of this worker for the new leaders."""
+        if not hasattr(self, "reactor"):
+            return
+        self._handover = handover = ProduceHandover(
+            self.config.node_id,
+            lambda: self.metadata.image,
+            self.others.for_produces,
+            self.reactor.hand_over,
+            self.loop,
+            self.fatal,
+        )
+        self._started("handover", handover.close)
+        await handover.begin(self.partitions)
+
+    async def _handed_over(self) -> None:
+        if self._handover is not None:
+            await self._handover.finish()
 
     async def _depart(self) -> None:
         """Wait until the controllers let this broker go. If no controller accepts a heartbeat for a whole
@@ -585,6 +608,10 @@ class MemberWorker(Worker):
         voter continues to name the leader that has died."""
         if not self.config.controlled_shutdown_enable:
             return
+        if self.place is None:
+            await self._hand_over()
+        else:
+            await asyncio.gather(self._hand_over(), self._departure.hand_over())
         self.lifecycle.begin_shutdown()
         session_s = self.config.broker_session_timeout_ms / 1000
         now = self.loop.time

@@ -1,9 +1,10 @@
-"""What transactions need of the other brokers of a cluster, on two connections to each: an answer about
-markers waits until they are as durable as acks=all, and requests of a connection are answered in order.
+"""The connections to the other brokers of a cluster, one to each for each use: an answer about markers waits
+until they are as durable as acks=all, and requests of a connection are answered in order.
 
 gate       whether a producer may write here, asked of the transaction's coordinator (server/remote_gate)
 markers    from the transactions that are coordinated here to partitions led there
-           (server/remote_markers)"""
+           (server/remote_markers)
+produces   that this broker hands over when it leaves (server/produce_handover)"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -32,9 +33,9 @@ class OtherBrokers:
         me = config.node_id
         listener = config.inter_broker_listener_name
         self._channels = [
-            BrokerChannels(listener, self._image, client_id=f"kafkad-{me}", connect=connect) for _ in range(2)
+            BrokerChannels(listener, self._image, client_id=f"kafkad-{me}", connect=connect) for _ in range(3)
         ]
-        for_gate, for_markers = self._channels
+        for_gate, for_markers, self.for_produces = self._channels
         self._markers = services.remote_markers = RemoteMarkers(
             me, for_markers, self._image, loop, fatal, timeout_s=self._timeout_s
         )

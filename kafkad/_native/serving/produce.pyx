@@ -40,6 +40,7 @@ from kafkad._native.serving.leader_hints cimport begin_elsewhere, code_elsewhere
 from kafkad._native.serving.partition_table cimport Entry, Topic, topic_by_id, topic_by_name, topic_entry
 from kafkad._native.serving.produce_gate cimport (
     asking_enter, asking_leave, gate_admission, gate_ask, gate_give_up, gate_try_again, has_two_producers)
+from kafkad._native.serving.produce_leaving cimport hand_over
 from kafkad._native.serving.produce_merge cimport merge_parts
 from kafkad._native.serving.quota cimport quota_charge, quota_unanswered
 from kafkad._native.serving.timers cimport timer_start, timer_stop
@@ -473,6 +474,9 @@ cdef const char* produce_request(Producing self, Conn* conn, int16_t version, in
         if request.part_count > 1 and has_two_producers(&request):
             request.refused_whole = INVALID_PRODUCER_ID_MAPPING
             request.refused_message = b"Transactional records contained more than one producer ID"
+    if self.hands_over and request.part_count == 1 and hand_over(
+            self, conn, &request, correlation_id, topic_entry(find_topic(self, self.topics), self.parts.index)):
+        return NULL
     request.next_topic = 0
     request.next_part = 0
     request.next_number = 0

@@ -16,6 +16,9 @@ from kafkad._native.shared.quota_table import QuotaTable
 # transaction coordinator, once per request. `done` takes an answer for each partition, possibly before the
 # call returns: the error code for the client, and a message or None.
 Answers = Sequence[tuple[int, str | None]]
+# takes(connection, request id, version, correlation id, acks, timeout in ms, transactional id or None, topic
+# name or id, partition, records): returns True if it answers the Produce, later, with Connection.respond.
+Takes = Callable[[Connection, int, int, int, int, int, str | None, bytes, int, bytes], bool]
 Gate = Callable[[str, int, int, int, list[tuple[str, int]], Callable[[Answers], object]], object]
 
 class Reactor:
@@ -78,6 +81,9 @@ class Reactor:
     def serve_transactions(self, gate: Gate | None, *, verify: bool = True) -> None:
         """Serve Produces with a transactional id; None: refuse them. `verify`: check that a client below v12
         has added its partitions (transaction.partition.verification.enable)."""
+    def hand_over(self, takes: Takes | None) -> None:
+        """Offer Produces to `takes` before they are appended; None: no more. Only those of one partition that
+        has other replicas in sync, or that another broker leads; v10 and later, with acks."""
     def add_listener(self, fd: int, name: str, *, phase: int = 2) -> None: ...
     on_certificate: Callable[[Connection, bytes], object] | None  # a ValueError closes the connection
     def secure(self, name: str, context: TlsContext) -> None:

@@ -157,6 +157,11 @@ cdef class Reactor(Rounds):
         self.producing.serves_transactions = gate is not None
         self.producing.verifies = verify
 
+    def hand_over(self, takes):
+        """Offer Produces to `takes` before they are appended. See reactor.pyi. None: no more."""
+        self.producing.hand_over = takes
+        self.producing.hands_over = takes is not None
+
     def authorize(self, authorizer not None):
         """Check Produce and Fetch against the rights from `authorizer` (security/authorizer)."""
         self.rights = TopicRights(self.table, authorizer)

@@ -2,7 +2,8 @@
 
 Java's hash of a group's name selects its partition of `__consumer_offsets`. Each partition that this broker
 leads has a `Shard`, loaded by replaying the partition. Requests for other groups get NOT_COORDINATOR, and
-requests for a shard that is still loading get COORDINATOR_LOAD_IN_PROGRESS.
+requests for a shard that is still loading get COORDINATOR_LOAD_IN_PROGRESS. A shard whose log is
+not committed to its end (`tail_open`) may serve reads of what is committed.
 
 Source of error codes: Kafka 4.3's GroupCoordinatorService and CoordinatorOperationExceptionHelper."""
 
@@ -191,8 +192,9 @@ class GroupCoordinator:
                 producer_id, epoch, coordinator_epoch, commit=commit, version=version, done=done
             )
 
-    def _shard(self, group_id: str | None, *, named: bool = False) -> Shard:
-        """`named`: the empty group id, which old simple consumers used, is refused."""
+    def _shard(self, group_id: str | None, *, named: bool = False, reads: bool = False) -> Shard:
+        """`named`: the empty group id, which old simple consumers used, is refused. `reads`: the request only
+        reads."""
         if self._closed:
             raise KafkaError(errors.COORDINATOR_NOT_AVAILABLE)
         if group_id is None or (named and not group_id):
@@ -200,7 +202,7 @@ class GroupCoordinator:
         shard = self.shards.get(self.partition_for(group_id))
         if shard is None:
             raise KafkaError(errors.NOT_COORDINATOR)
-        if shard.loading:
+        if shard.loading and not (reads and shard.readable):
             raise KafkaError(errors.COORDINATOR_LOAD_IN_PROGRESS)
         return shard
 
@@ -256,7 +258,7 @@ class GroupCoordinator:
     def describe(self, group_id: str | None, version: int) -> Any:
         """Return a DescribeGroupsResponse.Groups."""
         try:
-            group = self._shard(group_id).seen(group_id or "")
+            group = self._shard(group_id, reads=True).seen(group_id or "")
         except KafkaError as refused:
             return messages.DescribeGroupsResponse.Groups(group_id=group_id or "", error_code=refused.code)
         if group is not None:
@@ -274,7 +276,7 @@ class GroupCoordinator:
         if self._closed:
             response.error_code = errors.COORDINATOR_NOT_AVAILABLE
             return response
-        if any(shard.loading for shard in self.shards.values()):
+        if any(shard.loading and not shard.readable for shard in self.shards.values()):
             response.error_code = errors.COORDINATOR_LOAD_IN_PROGRESS
             return response
         wanted_states = {state.strip().lower() for state in states}
@@ -340,7 +342,7 @@ class GroupCoordinator:
 
         Stable offsets wait for the commits that are on their way."""
         try:
-            shard = self._shard(asked.group_id)
+            shard = self._shard(asked.group_id, reads=not require_stable)
         except KafkaError as refused:
             reply(messages.OffsetFetchResponse.Groups(group_id=asked.group_id or "", error_code=refused.code))
             return

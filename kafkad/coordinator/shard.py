@@ -105,6 +105,8 @@ class Shard:
         self._leaving: dict[str, ClassicGroup] = {}  # their tombstones are not durable
         self.writes: deque[Write] = deque()
         self.loading = True
+        self.tail_open = False  # only what is committed is loaded, for reads; then it is loaded anew
+        self.readable = False  # and that is done
         self.closed = False
         self.replay = Replay()  # records of the log, while the shard is loading
         self._coordinator = coordinator
@@ -287,8 +289,8 @@ class Shard:
     # -- reading the log
 
     def load_steps(self) -> Iterator[None]:
-        """Create groups and offsets from the records in `replay`, in small steps, and then serve them. Raise
-        Malformed."""
+        """Create groups and offsets from the records in `replay`, in small steps, and then serve them, or
+        only reads if `tail_open`. Raise Malformed."""
         assert self.loading
         unfinished = self.replay.unfinished()
         while len(self.replay.latest):
@@ -304,6 +306,9 @@ class Shard:
                 self.groups[group_id] = ClassicGroup(group_id, self, state_timestamp_ms=self.now_ms())
                 if len(self.groups) % VISITED_AT_ONCE == 0:
                     yield
+        if self.tail_open:
+            self.readable = True
+            return
         for group in list(self.groups.values()):
             group.loaded()
             yield

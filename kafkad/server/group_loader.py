@@ -2,7 +2,9 @@
 `__transaction_state`, while other requests are served.
 
     load(partition)    its groups are answered COORDINATOR_LOAD_IN_PROGRESS from now on
-    followers          must have the whole log, so that nothing is served that could be lost with the leader
+    followers          must have the whole log, so that nothing is served that could be lost with the leader.
+                       After READS_AFTER_MS without them, what they have is loaded, and may be read: a leader
+                       that lacks followers for min.insync.replicas may wait for long
     a thread           reads the segment files and keeps the last record of each key, without the GIL
     the loop           builds groups and offsets from those records in slices, then serves them
 
@@ -36,17 +38,23 @@ READ_AT_ONCE = 32 << 20
 AT_ONCE = 1 << 20  # bytes loaded in one turn of the loop, over all partitions: about 15 ms
 RETRY_MS = 1_000  # after the first failure; doubled after each further one
 RETRY_MS_MAX = 30_000
+READS_AFTER_MS = 1_000
 TAIL_TOLD_MS = 10_000  # between two log lines about a partition that waits for its followers
 
 
 class SegmentFiles:
-    """The bytes of a log as it is now, read from its segment files in any thread."""
+    """The bytes of a log as it is now, or below `end_offset`, read from its segment files in any thread."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, end_offset: int | None = None) -> None:
         self._log = log
         self._directory = log.directory
         self._start_offset = log.log_start_offset
         self._segments = [(base, size) for base, size, _ in log.native.segment_rows()]
+        if end_offset is not None:
+            last, end = log.native.position_of(end_offset)
+            self._segments = [
+                (base, end if base == last else size) for base, size in self._segments if base <= last
+            ]
         self._at = 0  # number of the segment
         self._position = 0
         self.size = sum(size for _, size in self._segments)
@@ -150,27 +158,37 @@ class GroupLoader:
         """Load once the log is committed to its end: another leader may not have the records above the high
         watermark. Without followers, only the flush policy holds it back."""
         if log.native.follows_end or log.high_watermark >= log.end_offset:
-            self._begin(shard, log)
+            self._begin(shard, SegmentFiles(log))
             return
 
         watch = TailWatch(self._scheduler, self._topic, shard, log)
+        reads = self._scheduler.call_later(READS_AFTER_MS, lambda: self._load_for_reads(shard, log))
 
         def reached(trouble: BaseException | None) -> None:
             watch.cancel()
+            reads.cancel()
             self._scheduler.call_later(0, lambda: self._tail_ended(shard, log, trouble))
 
         log.await_high_watermark(log.end_offset, reached)
 
+    def _load_for_reads(self, shard: Shard, log: Log) -> None:
+        """The followers do not come. As Kafka does, let requests read what is committed."""
+        if not shard.closed and self._topic == OFFSETS_TOPIC:
+            shard.tail_open = True
+            self._begin(shard, SegmentFiles(log, log.high_watermark))
+
     def _tail_ended(self, shard: Shard, log: Log, trouble: BaseException | None) -> None:
         if shard.closed:
             return
-        if trouble is None:
+        if trouble is None and self._topic == OFFSETS_TOPIC and shard.tail_open:
+            self._groups.unload(shard.index)
+            self.load(shard.index)
+        elif trouble is None:
             self._load_when_committed(shard, log)
         else:  # it is not led any more, or its disk has failed
             self._groups.unload(shard.index)
 
-    def _begin(self, shard: Shard, log: Log) -> None:
-        files = SegmentFiles(log)
+    def _begin(self, shard: Shard, files: SegmentFiles) -> None:
         if files.size <= self._room:
             self._load_at_once(shard, files)
             return

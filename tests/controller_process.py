@@ -178,7 +178,8 @@ class ControllerQuorum:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             told = [await self.describe(node) for node, each in self.nodes.items() if is_up(each)]
-            leading = [each for each in told if each is not None and each.high_watermark >= 0]
+            known = [each for each in told if each is not None and each.leader_id in self.nodes]
+            leading = [each for each in known if each.high_watermark >= 0]
             if leading:
                 return max(leading, key=lambda each: each.leader_epoch).leader_id
             await asyncio.sleep(0.05)

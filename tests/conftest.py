@@ -5,7 +5,7 @@ as the test wants), and do not care what it is: `pytest --broker=jvm` runs the s
 which proves the tests, and `--broker=kafkad`, the default, against kafkad. `--workers 2` has every broker of
 the tests served by two workers.
 
-`rounds(20, 200)` is 20 in the suite and 200 in `make soak`.
+`rounds(20, 200)` is 20 in the suite and 200 in `make soak`; KAFKAD_ROUNDS and KAFKAD_SEED choose otherwise.
 """
 
 import gc
@@ -149,6 +149,19 @@ def unique(request: pytest.FixtureRequest) -> Callable[[str], str]:
 
 @pytest.fixture(scope="session")
 def rounds() -> Callable[[int, int], int]:
-    """`rounds(short, long)`: how often to repeat, in the suite and in `make soak`."""
+    """`rounds(short, long)`: how often to repeat, in the suite and in `make soak`.
+
+    KAFKAD_ROUNDS, if it is set, is the answer to all: run one test at a time with it."""
+    if own := os.environ.get("KAFKAD_ROUNDS"):
+        return lambda short, long: int(own)
     soaking = os.environ.get("KAFKAD_SOAK") == "1"
     return lambda short, long: long if soaking else short
+
+
+@pytest.fixture(scope="session")
+def seeds(rounds: Callable[[int, int], int]) -> Callable[[int, int], range]:
+    """`seeds(short, long)`: as many seeds as `rounds`, of a simulator that a seed determines.
+
+    KAFKAD_SEED is the first one, 0 if it is not set."""
+    first = int(os.environ.get("KAFKAD_SEED", "0"))
+    return lambda short, long: range(first, first + rounds(short, long))

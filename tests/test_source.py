@@ -249,7 +249,7 @@ def test_what_has_a_long_form_runs_it_in_make_soak():
     """`make soak` is `pytest -m soak`: a test that reads KAFKAD_SOAK and has no mark stays short there."""
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         text = path.read_text()
-        long = re.search(r"KAFKAD_SOAK\"|\bSOAK\b|\brounds\(\d", text)
+        long = re.search(r"KAFKAD_SOAK\"|\bSOAK\b|\b(rounds|seeds)\(\d", text)
         assert not long or "pytest.mark.soak" in text or path.name == "test_source.py", path.name
 
 

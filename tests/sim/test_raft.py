@@ -80,18 +80,18 @@ def live(seed: int, *, dynamic: bool = False) -> Quorum:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_whatever_happens_nothing_committed_is_lost(rounds):
+def test_whatever_happens_nothing_committed_is_lost(seeds):
     committed = 0
-    for seed in range(rounds(60, 10_000)):
+    for seed in seeds(60, 10_000):
         committed += live(seed).checks.end
     assert committed > 0
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_voters_come_and_go_and_nothing_committed_is_lost(rounds):
+def test_voters_come_and_go_and_nothing_committed_is_lost(seeds):
     committed, sets = 0, set()
-    for seed in range(rounds(60, 10_000)):
+    for seed in seeds(60, 10_000):
         world = live(seed, dynamic=True)
         committed += world.checks.end
         sets |= {tuple(node.voters) for node in world.nodes.values()}

@@ -237,8 +237,8 @@ def write_at_random(leader, chance, count):
 
 
 @pytest.mark.soak
-def test_a_run_leaves_what_appends_one_by_one_leave(tmp_path, rounds):
-    for seed in range(rounds(40, 1_000)):
+def test_a_run_leaves_what_appends_one_by_one_leave(tmp_path, seeds):
+    for seed in seeds(40, 1_000):
         compare_with_appends(tmp_path / str(seed), random.Random(seed))
 
 

@@ -56,8 +56,8 @@ def precedence(user, client):
 
 
 @pytest.mark.soak
-def test_the_limit_is_that_of_the_first_entity_in_order_however_quotas_came_and_went(rounds):
-    for seed in range(rounds(50, 3000)):
+def test_the_limit_is_that_of_the_first_entity_in_order_however_quotas_came_and_went(seeds):
+    for seed in seeds(50, 3000):
         _the_limit_is_that_of_the_first_entity_in_order_however_quotas_came_and_went(seed)
 
 

@@ -19,8 +19,8 @@ def entered(*arguments, **options):
 
 
 @pytest.mark.soak
-def test_the_rate_and_the_pause_are_those_of_the_slow_twin(rounds):
-    for seed in range(rounds(40, 2000)):
+def test_the_rate_and_the_pause_are_those_of_the_slow_twin(seeds):
+    for seed in seeds(40, 2000):
         _the_rate_and_the_pause_are_those_of_the_slow_twin(seed)
 
 
@@ -86,8 +86,8 @@ def test_clients_beyond_the_last_row_share_one_and_none_is_unlimited():
 
 
 @pytest.mark.soak
-def test_rows_come_and_go_and_every_key_is_found_while_it_is_used(rounds):
-    for seed in range(rounds(10, 300)):
+def test_rows_come_and_go_and_every_key_is_found_while_it_is_used(seeds):
+    for seed in seeds(10, 300):
         _rows_come_and_go_and_every_key_is_found_while_it_is_used(seed)
 
 

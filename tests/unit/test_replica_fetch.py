@@ -459,8 +459,8 @@ def test_an_answer_that_was_not_asked_for_ends_the_connection(world):
 
 
 @pytest.mark.soak
-def test_t21_a_replica_becomes_its_leader_byte_for_byte(tmp_path, rounds):
-    for seed in range(rounds(12, 200)):
+def test_t21_a_replica_becomes_its_leader_byte_for_byte(tmp_path, seeds):
+    for seed in seeds(12, 200):
         replicate(tmp_path / str(seed), random.Random(seed))
 
 
@@ -495,14 +495,14 @@ def replicate(path, chance):
 
 
 @pytest.mark.soak
-def test_a_hostile_leader_costs_one_connection(tmp_path, rounds):
+def test_a_hostile_leader_costs_one_connection(tmp_path, seeds):
     chance = random.Random(1)
     world = World(tmp_path, batch_bytes_max=1 << 20)
     logs = [world.log(index) for index in range(3)]
     leader = LogWorld(tmp_path / "leader", topic_config())
     write_at_random(leader, chance, 40)
     ends = 0
-    for _ in range(rounds(400, 20_000)):
+    for _ in seeds(400, 20_000):
         if not world.fetch.connected:
             world.connect()
             ends += 1

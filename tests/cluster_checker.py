@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
 import random
 import signal
 import socket
@@ -26,6 +27,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -35,6 +37,7 @@ from kafkad.protocol import messages
 from kafkad.testing.broker import spawn
 from tests.controller_process import ControllerQuorum
 from tests.links import ANSWERS, REQUESTS, Links, Way
+from tests.member_process import workers_of
 
 WAIT_S = 90
 HEADER = 61
@@ -68,9 +71,9 @@ def until(condition: Callable, what: Callable[[], object] = str, within_s: float
 class Cluster:
     """`with Cluster(path) as cluster`: nodes that reach each other by `links` only."""
 
-    def __init__(self, path: Path, count: int = 3):
-        self.path = path
-        self.local = LocalCluster(path, count, CONFIG, spawn=spawn)
+    def __init__(self, path: Path, count: int = 3, workers: int = 1):
+        self.path, self.workers = path, workers
+        self.local = LocalCluster(path, count, CONFIG, workers=workers, spawn=spawn)
         self.links = Links()
         self._held = contextlib.ExitStack()
 
@@ -128,6 +131,19 @@ class Cluster:
     def start(self, numbers) -> None:
         """Those of these nodes that do not run, side by side."""
         self.local.start(numbers, WAIT_S)
+
+    def stop(self, numbers) -> dict[int, int]:
+        """Stop these in a controlled way, at the same time; the exit codes."""
+        return self.local.stop(numbers, WAIT_S)
+
+    def signal(self, number: int, what: signal.Signals) -> None:
+        """To all processes of a node."""
+        process = self.nodes[number].process
+        assert process is not None
+        if self.workers > 1:
+            os.killpg(process.pid, what)
+        else:
+            process.send_signal(what)
 
     def seen(self, topic: str) -> list[dict[int, tuple[int, tuple[int, ...]]]]:
         """What each broker says: (leader, sorted ISR) by partition; empty if it does not answer."""
@@ -470,7 +486,7 @@ class Faults:
 
     def _stop(self, numbers: Sequence[int]) -> None:
         self.tell(f"controlled stop of {numbers}")
-        codes = self.cluster.local.stop(numbers, WAIT_S)
+        codes = self.cluster.stop(numbers)
         assert not any(codes.values()), codes
         self.pause(0.1, 2)
         self.tell(f"start of {numbers}")
@@ -494,9 +510,45 @@ class Faults:
 
     def _signal(self, numbers: Sequence[int], what: signal.Signals) -> None:
         for number in numbers:
+            self.cluster.signal(number, what)
+
+    def kill_a_worker(self) -> None:
+        self._kill_workers(self.some(1))
+
+    def kill_a_worker_of_each(self) -> None:
+        self._kill_workers(self.some(len(self.cluster.nodes)))
+
+    def kill_a_worker_of_the_active_controller(self) -> None:
+        self._kill_workers([self.cluster.active_controller()])
+
+    def _kill_workers(self, numbers: Sequence[int]) -> None:
+        for number, index, worker in self._workers(numbers):
+            self.tell(f"kill -9 of worker {index} of {number}")
+            worker.kill()
+        self.pause(0.1, 3)
+
+    def halt_a_worker(self) -> None:
+        halted = self._workers(self.some(1))
+        for number, index, worker in halted:
+            self.tell(f"SIGSTOP of worker {index} of {number}")
+            worker.suspend()
+        self.pause(0.1, 4)
+        self.tell("SIGCONT")
+        for _, _, worker in halted:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.resume()
+
+    def _workers(self, numbers: Sequence[int]) -> list[tuple[int, int, psutil.Process]]:
+        """One of each of these nodes."""
+        found = []
+        for number in numbers:
             process = self.cluster.nodes[number].process
             assert process is not None
-            process.send_signal(what)
+            of_node = workers_of(process.pid)
+            if of_node:
+                index = self.chance.choice(sorted(of_node))
+                found.append((number, index, of_node[index]))
+        return found
 
     def cut_a_link(self) -> None:
         source, target = self.some(2)
@@ -557,7 +609,17 @@ ALL = (
     Faults.cut_off_the_active_controller,
     Faults.cut_and_kill,
 )
+WORKERS = (  # with several workers
+    *ALL,
+    Faults.kill_a_worker,
+    Faults.kill_a_worker,
+    Faults.kill_a_worker_of_each,
+    Faults.kill_a_worker_of_the_active_controller,
+    Faults.kill_a_worker_of_the_active_controller,
+    Faults.halt_a_worker,
+)
 SHORT = (Faults.kill_one, Faults.halt_for_a_moment, Faults.cut_a_link)
+SHORT_WORKERS = (Faults.kill_a_worker_of_the_active_controller, Faults.kill_one, Faults.halt_a_worker)
 
 
 # -- a story -----------------------------------------------------------------------------------------------
@@ -586,7 +648,8 @@ class Story:
         self.readers = [
             Reader(self.cluster.bootstrap, self.topic, self.seed, goes_back=back) for back in (False, True)
         ]
-        for client in (*self.readers, *self.writers):
+        self.others = self._others()
+        for client in (*self.readers, *self.writers, *self.others):
             client.start()
         try:
             self._progress()
@@ -602,7 +665,7 @@ class Story:
             self._progress()
             return self._check()
         finally:
-            for client in (*self.writers, *self.readers):
+            for client in (*self.writers, *self.readers, *self.others):
                 client.ended.set()
 
     def _create(self) -> None:
@@ -632,7 +695,12 @@ class Story:
         )
 
     def failures(self) -> list[str]:
-        return [failure for client in (*self.writers, *self.readers) for failure in client.failures]
+        clients = (*self.writers, *self.readers, *self.others)
+        return [failure for client in clients for failure in client.failures]
+
+    def _others(self) -> list:
+        """More clients: threads with `failures` and `ended`."""
+        return []
 
     def _check(self) -> int:
         for writer in self.writers:
@@ -642,10 +710,10 @@ class Story:
         last.start()
         for reader in (*self.readers, last):
             reader.end(ends)
-        wrong = self.failures() + last.failures
+        wrong = self.failures() + last.failures + self._check_others(ends)
         for index in range(PARTITIONS):
             found = last.found[index]
-            wrong += self._replicas(index)
+            wrong += self._replicas_of(self.topic, index)
             records = [found[offset] for offset in range(len(found))]
             wrong += check_records(records, self.writers, index, self._renewed(index))
             for reader in self.readers:
@@ -662,9 +730,13 @@ class Story:
         """Offsets at which a repeat may be the client's doing: here none is."""
         return set()
 
-    def _replicas(self, index: int) -> list[str]:
+    def _check_others(self, ends: list[int]) -> list[str]:
+        """What is wrong with the other clients; the topic ends here."""
+        return []
+
+    def _replicas_of(self, topic: str, index: int) -> list[str]:
         """Wait until all replicas hold the same; say what differs if they never do."""
-        paths = [node.data_dir / f"{self.topic}-{index}" for node in self.cluster.nodes.values()]
+        paths = [node.data_dir / f"{topic}-{index}" for node in self.cluster.nodes.values()]
 
         def replicas():
             for path in paths:
@@ -679,5 +751,5 @@ class Story:
             until(same, within_s=30)
         except AssertionError:
             told = [(log[-3:], known) for log, known in replicas()]
-            return [f"the replicas of {index} differ: {told}"]
+            return [f"the replicas of {topic}-{index} differ: {told}"]
         return []

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.cluster_checker import check_records, renewals
+from tests.cluster_transactions import wrong_copies
 from tests.unit.log_world import batch
 
 
@@ -45,3 +46,17 @@ def test_renewals_are_where_the_epoch_of_a_producer_rises(tmp_path):
     )
     (tmp_path / "00000000000000000000.log").write_bytes(data)
     assert renewals(tmp_path) == {3, 6}
+
+
+def copies(*numbers):
+    return [b"0:%d:text" % number for number in numbers]
+
+
+def test_each_copy_once_and_in_order():
+    def wrong(here, there, end=3):
+        return wrong_copies([here, there, [], []], [end, 0, 0, 0])
+
+    assert wrong(copies(0, 1, 2), copies(0, 1, 2)) == []
+    for other in ((0, 1), (0, 2), (0, 1, 1, 2), (1, 0, 2), (0, 1, 2, 3), ()):
+        assert len(wrong(copies(0, 1, 2), copies(*other))) == 1, other
+        assert len(wrong(copies(*other), copies(0, 1, 2))) == 1, other

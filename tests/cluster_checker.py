@@ -673,11 +673,15 @@ class Story:
         topic = NewTopic(self.topic, PARTITIONS, 3, config={"min.insync.replicas": "2"})
         admin.create_topics([topic])[self.topic].result(WAIT_S)
         self.cluster.whole(self.topic)
+        self._links_are_used()
+
+    def _links_are_used(self) -> None:
+        """Else nothing would be cut."""
         leader = self.cluster.active_controller()
         pairs = [(source, target) for source in self.cluster.nodes for target in self.cluster.nodes]
         ways = {(b"broker", source, target) for source, target in pairs if source != target}
         ways |= {(b"kafkad", source, leader) for source in self.cluster.nodes if source != leader}
-        assert ways <= self.cluster.links.used  # else nothing would be cut
+        assert ways <= self.cluster.links.used
 
     def _progress(self) -> None:
         before = [len(writer.acked) for writer in self.writers]

@@ -48,7 +48,7 @@ class Copier(threading.Thread):
         self.random = random.Random(f"{seed}-copier-{partition}")
         self.group = f"copiers-of-{source}"
         self.until: int | None = None  # the end of the source, when it is known
-        self.commits = self.aborts = 0
+        self.commits = self.aborts = self.at = 0
         self.lives: list[str] = []  # why each but the last ended
         self.failures: list[str] = []
         self.ended = threading.Event()
@@ -75,15 +75,17 @@ class Copier(threading.Thread):
         place = (self.source, self.partition)
         reader = Consumer(cluster, self.source, wait_ms=100, reset=None)
         at = committed_offsets(cluster, self.group, [place], stable=True).get(place, 0)
+        if at < self.at:
+            self.failures.append(f"copier of {self.partition}: the group is at {at}, was at {self.at}")
         while not self.ended.is_set():
             if self.until is not None and at >= self.until:
                 return True
             reader.assign({self.partition: at})
-            taken = []
+            taken, most = [], self.random.choice((1, 30, 1000)) if self.until is None else 1000
             for received in reader.poll():
                 assert received.offset == at + len(taken), (received.offset, at, len(taken))
                 taken.append(received.value)
-                if len(taken) == 50:
+                if len(taken) == most:
                     break
             if not taken:
                 continue
@@ -104,6 +106,7 @@ class Copier(threading.Thread):
             transactions.commit()
             self.commits += 1
             at += len(taken)
+            self.at = at
         return False
 
 
@@ -181,7 +184,7 @@ class PipelineStory(Story):
         )
 
     def _told(self) -> list[object]:
-        return [(copier.partition, copier.commits, copier.lives[-3:]) for copier in self.copiers]
+        return [(each.partition, each.commits, each.at, each.until, each.lives[-3:]) for each in self.copiers]
 
     def _check_others(self, ends: list[int]) -> list[str]:
         for copier in self.copiers:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.cluster_checker import ALL, SHORT, SHORT_WORKERS, WORKERS, Cluster, Story
 from tests.cluster_transactions import PipelineStory
+from tests.mixed_cluster import MIXED, SHORT_MIXED, MixedCluster, MixedStory
 
 FAULTS_OF_A_STORY = 10
 
@@ -45,3 +46,12 @@ def test_a_pipeline_copies_each_record_once_whatever_nodes_and_workers_are_kille
     with Cluster(tmp_path, workers=2) as cluster:
         for seed, faults in stories(rounds(3, 300), WORKERS, SHORT_WORKERS):
             assert PipelineStory(cluster, seed).tell(faults) > 60
+
+
+@pytest.mark.java
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_the_same_holds_of_nodes_of_which_some_are_jvm_kafka(tmp_path, rounds):
+    with MixedCluster(tmp_path) as cluster:
+        for seed, faults in stories(rounds(1, 100), MIXED, SHORT_MIXED):
+            assert MixedStory(cluster, seed).tell(faults) > 60

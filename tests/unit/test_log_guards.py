@@ -10,6 +10,7 @@ from kafkad.protocol.errors import (
     INVALID_REQUEST,
     INVALID_TXN_STATE,
     NONE,
+    NOT_LEADER_OR_FOLLOWER,
     OUT_OF_ORDER_SEQUENCE_NUMBER,
     KafkaError,
 )
@@ -151,11 +152,17 @@ def test_guards_are_bounded_and_expire(world):
     assert begin(world, producer=10_000) == 0
 
 
-def test_who_leads_again_knows_no_guard(world):
+def test_a_guard_of_an_earlier_term_is_asked_for_anew(world):
+    """INVALID_TXN_STATE would make the client abort a transaction that nobody has ended."""
     _, guard = send(world)
     world.log.resign()
     world.log.set_leader_epoch(1)
-    assert send(world, guard=guard) == -INVALID_TXN_STATE
+    assert send(world, guard=guard) == -NOT_LEADER_OR_FOLLOWER
+    assert begin(world) == 0
+    end(world)
+    _, guard = send(world, 1)
+    end(world)
+    assert send(world, 1, guard=guard) == -INVALID_TXN_STATE
 
 
 def test_the_slow_path_asks_first_and_brings_the_guard(tmp_path):

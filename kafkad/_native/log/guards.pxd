@@ -26,6 +26,7 @@ cdef struct Guards:                 # zeros to begin with
     int32_t count
     int32_t capacity
     uint32_t last                   # the last number given
+    uint32_t forgotten              # the last number of an earlier term
 
 # What an append of this transactional batch needs. 0: nothing. NEED_TRANSACTION: come again with `guard`. Otherwise
 # Kafka's error code. `guard` in: the guard that the append brought, 0: none. `last`: the append is about to be done, so
@@ -39,4 +40,5 @@ cdef void guards_appended(Guards* guards, int64_t producer_id, int16_t epoch, bi
 # Forgets guards that were given before `before_ms` and never used.
 cdef void guards_expire(Guards* guards, int64_t before_ms) noexcept nogil
 
+# Forgets all: the term ends.
 cdef void guards_free(Guards* guards) noexcept nogil

@@ -4,7 +4,8 @@ The first batch of a transaction in a partition may be appended only if the tran
 partition is part of the transaction. Otherwise nobody would ever end it there (KIP-890). So the first try gets a guard,
 a number, and the coordinator is asked; the second try brings the guard. If the transaction ends between the two tries,
 its marker removes the guard, and the second try is refused, as with Kafka's VerificationGuard. One worker appends to a
-partition, so comparing a number is enough.
+partition, so comparing a number is enough. If the partition had another leader between the two tries, the client gets
+NOT_LEADER_OR_FOLLOWER and sends the batch again: the transaction may go on.
 
 While batches wait for the coordinator, a later batch must not overtake the first: the first would be out of sequence
 for ever. `lowest_sequence` is the lowest sequence that came."""
@@ -15,7 +16,7 @@ from libc.string cimport memset
 
 from kafkad._native.log.producer_table cimport Producer, ProducerMap, producer_find
 from kafkad._native.wire.errors cimport (
-    INVALID_PRODUCER_EPOCH, INVALID_REQUEST, INVALID_TXN_STATE, OUT_OF_ORDER_SEQUENCE_NUMBER,
+    INVALID_PRODUCER_EPOCH, INVALID_REQUEST, INVALID_TXN_STATE, NOT_LEADER_OR_FOLLOWER, OUT_OF_ORDER_SEQUENCE_NUMBER,
 )
 
 cdef enum:
@@ -115,6 +116,8 @@ cdef int guards_admit(Guards* guards, const ProducerMap* producers, int request,
         return 0
     known = find(guards, producer_id)
     if guard[0] != 0:
+        if guard[0] <= guards.forgotten:
+            return NOT_LEADER_OR_FOLLOWER
         if known == NULL or known.number != guard[0]:
             return INVALID_TXN_STATE
         if known.implicit and base_sequence > 0 and producer == NULL:
@@ -155,4 +158,4 @@ cdef void guards_free(Guards* guards) noexcept nogil:
     cdef uint32_t last = guards.last            # a number is never given twice
     free(guards.places)
     memset(guards, 0, sizeof(Guards))
-    guards.last = last
+    guards.last = guards.forgotten = last

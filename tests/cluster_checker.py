@@ -22,10 +22,10 @@ import struct
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import psutil
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -42,7 +42,8 @@ from tests.member_process import workers_of
 WAIT_S = 90
 HEADER = 61
 SESSION_MS, LAG_MS = 2000, 1500
-PARTITIONS = 4
+PARTITIONS, WRITERS = 4, 3
+
 QUIET = {"log_level": 0, "reconnect.backoff.max.ms": 200, "reconnect.backoff.ms": 20}
 
 CONFIG = {
@@ -200,9 +201,14 @@ class Cluster:
 
 
 class Writer(threading.Thread):
-    """An idempotent producer. Its records are `writer:number`, numbered by partition."""
+    """An idempotent producer. Its records are `writer:number`, numbered by partition.
 
-    def __init__(self, bootstrap: str, topic: str, number: int, seed: int):
+    A leader that was cut off or halted, and does not know that another one was elected, may have appended
+    what nobody else has. If librdkafka asks it again, it answers OUT_OF_ORDER_SEQUENCE_NUMBER, as Kafka does,
+    and librdkafka gives up for good. Then a new producer goes on under another number, and what was not
+    acknowledged may be there or not (`lives`)."""
+
+    def __init__(self, bootstrap: str, topic: str, number: int, seed: int, **config: object):
         super().__init__(daemon=True)
         self.topic, self.number = topic, number
         self.random = random.Random(f"{seed}-{number}")
@@ -211,21 +217,30 @@ class Writer(threading.Thread):
         self.unplaced: list[set[bytes]] = [set() for _ in range(PARTITIONS)]
         self.failures: list[str] = []
         self.ended = threading.Event()
-        self.producer = Producer(
+        self.lives = 1
+        self.config = (
             {
                 "bootstrap.servers": bootstrap, "enable.idempotence": True, "acks": "all", **QUIET,
                 "linger.ms": self.random.choice((0, 2, 10)), "retry.backoff.ms": 20,
                 "compression.type": self.random.choice(("none", "lz4", "zstd")),
                 "message.timeout.ms": 240_000, "request.timeout.ms": 5000, "error_cb": self._trouble,
-                "topic.metadata.refresh.interval.ms": 1000, "socket.timeout.ms": 6000,
+                "topic.metadata.refresh.interval.ms": 1000, "socket.timeout.ms": 6000, **config,
             }
         )  # fmt: skip
+        self._begin()
+
+    def _begin(self) -> None:
+        self.producer, self.gives_up = Producer(self.config), False
 
     def _trouble(self, error) -> None:
-        if error.fatal():
+        if error.fatal() and error.code() == KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            self.gives_up = True
+        elif error.fatal() and not self.gives_up:
             self.failures.append(f"writer {self.number}: {error}")
 
     def _told(self, error, message) -> None:
+        if error is not None and self.gives_up:
+            return
         if error is not None:
             self.failures.append(f"writer {self.number}: {message.value()[:40]!r}: {error}")
             return
@@ -239,8 +254,24 @@ class Writer(threading.Thread):
         self.acked[at] = message.value()
 
     def run(self) -> None:
-        counts = [0] * PARTITIONS
         while not self.ended.is_set() and not self.failures:
+            try:
+                self.producer.poll(
+                    0
+                )  # raises the fatal error, of which `produce` tells only that there is one
+                self._live()
+            except KafkaException as trouble:
+                self._trouble(trouble.args[0])
+            if self.gives_up:
+                with contextlib.suppress(KafkaException):  # the fatal error, again and again
+                    self.producer.flush(WAIT_S)
+                self.number += WRITERS
+                self.lives += 1
+                self._begin()
+
+    def _live(self) -> None:
+        counts = [0] * PARTITIONS
+        while not self.ended.is_set() and not self.failures and not self.gives_up:
             partition = self.random.randrange(PARTITIONS)
             for _ in range(self.random.choice((1, 1, 5, 20))):
                 filling = b"x" * self.random.choice((0, 10, 100, 2000))
@@ -257,8 +288,10 @@ class Writer(threading.Thread):
     def end(self) -> None:
         self.ended.set()
         self.join(30)
-        left = self.producer.flush(WAIT_S)
-        if left:
+        left = 0
+        with contextlib.suppress(KafkaException):  # it gives up
+            left = self.producer.flush(WAIT_S)
+        if left and not self.gives_up:
             self.failures.append(f"writer {self.number}: {left} records are never answered")
 
 
@@ -628,6 +661,8 @@ SHORT_WORKERS = (Faults.kill_a_worker_of_the_active_controller, Faults.kill_one,
 class Story:
     """`Story(cluster, seed).tell(faults)`: these faults, on a topic of its own; fails with all it knows."""
 
+    writing: Mapping[str, object] = MappingProxyType({})  # more of the writers' configuration
+
     def __init__(self, cluster: Cluster, seed: int):
         self.cluster, self.seed = cluster, seed
         self.topic = f"story-{seed}"
@@ -644,7 +679,9 @@ class Story:
 
     def _tell(self, faults: Sequence[Callable[[Faults], None]]) -> int:
         self._create()
-        self.writers = [Writer(self.cluster.bootstrap, self.topic, n, self.seed) for n in range(3)]
+        self.writers = [
+            Writer(self.cluster.bootstrap, self.topic, n, self.seed, **self.writing) for n in range(WRITERS)
+        ]
         self.readers = [
             Reader(self.cluster.bootstrap, self.topic, self.seed, goes_back=back) for back in (False, True)
         ]
@@ -674,6 +711,10 @@ class Story:
         admin.create_topics([topic])[self.topic].result(WAIT_S)
         self.cluster.whole(self.topic)
         self._links_are_used()
+
+    def _isolations(self) -> int:
+        """How often a leader may have become one that does not know of its successor."""
+        return sum(" cut " in told or " SIGSTOP " in told for told in self.faults.told)
 
     def _links_are_used(self) -> None:
         """Else nothing would be cut."""
@@ -727,6 +768,9 @@ class Story:
                     if found.get(offset) != value
                 ]
         wrong += self.cluster.tracebacks()
+        lives, lives_max = max(writer.lives for writer in self.writers), 1 + self._isolations()
+        if lives > lives_max:
+            wrong.append(f"a writer needed {lives} producers")
         assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:20])
         return sum(len(writer.acked) for writer in self.writers)
 

@@ -577,6 +577,9 @@ class Crowd(Story):
             self._same(topic, index)
         return count + self.mover.count
 
+    def _isolations(self) -> int:
+        return 0
+
     def _renewed(self, index: int) -> set[int]:
         return cluster_checker.renewals(self.cluster.nodes[1].data_dir / f"{self.topic}-{index}")
 

@@ -344,7 +344,7 @@ class JvmKafka:
     def until_ready(self, timeout: float = 60) -> JvmKafka:
         assert self.process is not None
         deadline = time.monotonic() + timeout
-        while STARTED not in self.log:
+        while STARTED not in self.log_file.read_text(errors="replace"):  # a JVM may tell a lot after it
             if self.process.poll() is not None:
                 raise RuntimeError(f"JVM Kafka exited with {self.process.returncode}\n{self.log}")
             if time.monotonic() > deadline:

@@ -1,8 +1,7 @@
 """Three nodes, some of them JVM Kafka and some kafkad, that are killed, halted, stopped and handed over.
 
-`MixedCluster` is a HandoverCluster with the interface that the faults of cluster_checker use; nodes reach each
-other without links, so no link can be cut. `MixedStory` makes one more change by its seed: which nodes are
-kafkad at its start.
+`MixedCluster` is a HandoverCluster with the interface that the faults of cluster_checker use. Its nodes reach
+each other without links, so no link can be cut. `MixedStory` decides by its seed which nodes begin as kafkad.
 
 Use: tests/integration/test_cluster_kills.py."""
 
@@ -11,6 +10,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.cluster_checker import WAIT_S, Faults, renewals
 from tests.cluster_transactions import PipelineStory
@@ -81,7 +81,11 @@ SHORT_MIXED = (Faults.kill_the_active_controller,)
 
 
 class MixedStory(PipelineStory):
+    """One batch in flight: of a producer, JVM Kafka finds only the last batch in a snapshot, and answers an
+    earlier one that is sent again OUT_OF_ORDER_SEQUENCE_NUMBER, which is fatal to librdkafka."""
+
     cluster: MixedCluster
+    writing = MappingProxyType({"max.in.flight": 1})
 
     def __init__(self, cluster: MixedCluster, seed: int):
         super().__init__(cluster, seed)

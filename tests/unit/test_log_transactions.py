@@ -219,6 +219,35 @@ def test_a_corrupt_index_does_no_harm_to_the_log(world, entry):
     assert (world.log.high_watermark, world.log.last_stable_offset) == (2, 2)
 
 
+@pytest.mark.parametrize("spread", ["even", "later ones longer", "in bursts", "corrupt"])
+def test_a_large_index_is_searched_wherever_its_transactions_are(world, spread):
+    """A search guesses by offset where to look; what it finds does not depend on their lengths."""
+    chance = random.Random(1)
+    begin(world, 7)
+    end(world, 7, commit=False)
+    entries = []
+    last = 0
+    for number in range(3_000):
+        last += {"even": 11, "later ones longer": 2 + number**2 // 50, "in bursts": 2}.get(spread, 5)
+        if spread == "in bursts" and number % 700 == 0:
+            last += chance.randrange(1, 1 << 50)
+        entries.append(AbortedTxn(number, last - 1, last, last + 1))
+    data = b"".join(map(encode_entry, entries))
+    if spread == "corrupt":
+        data = chance.randbytes(len(data))
+    (world.directory / f"{0:020d}.txnindex").write_bytes(data)
+    starts = [0, entries[0].last_offset, last - 1, last, last + 1, 1 << 62]
+    starts += [chance.choice(entries).last_offset + chance.randrange(-1, 2) for _ in range(300)]
+    starts += [chance.randrange(last + 2) for _ in range(100)]
+    for start in starts:
+        upper = start + chance.choice((1, 20, 20_000, 1 << 61))
+        found = world.log.aborted_transactions(start, upper)
+        if spread != "corrupt":
+            expected = [each for each in entries if each.last_offset >= start and each.first_offset < upper]
+            assert found[: len(expected)] == expected
+            assert len(found) <= len(expected) + 1  # one more may be told of
+
+
 # -- against the twin --------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ cdef enum:
     PROBE_ENTRIES = 256             # of an offset index, read at once: 2 KB
     INDEX_INTERVAL = 4096           # log.index.interval.bytes, by default: for the first guess only
     GUESSES = 4                     # before the rest is halved
+    NEAR_ENTRIES = 100              # of an index of aborted transactions: two guesses may leave one block between them
     FOUND_MAX = 1 << 24             # by one search; no Fetch of an intact log has as many
 
 # Positions of the fields of an entry.
@@ -91,24 +92,48 @@ cdef int reserve(Aborted* found, int64_t more) noexcept nogil:
     return 0
 
 
-cdef int search_file(int fd, int64_t start, int64_t upper, Aborted* found) noexcept nogil:
+cdef int64_t entry_near(int fd, int64_t count, int64_t base, int64_t start) noexcept nogil:
+    # Of `count` entries, one that is at most BLOCK_ENTRIES before the first that ends at or after `start`; or -errno.
+    # Transactions are about equally long, so the first guesses are by offset: a little too low, then a little too high.
+    cdef uint8_t probe[ABORTED_SIZE]
+    cdef int64_t low = 0, high = count, middle, offset, n
+    cdef double low_offset = base, high_offset = base, share
+    cdef int guesses = 0
+    while high - low > BLOCK_ENTRIES:
+        middle = low + (high - low) // 2
+        if high == count:
+            middle = count - 1                  # tells where the last one ends
+        elif guesses < GUESSES and high_offset > low_offset:
+            share = max(0.0, min((<double>start - low_offset) / (high_offset - low_offset), 1.0))    # of any bytes
+            middle = low + <int64_t>(share * (high - low)) + (NEAR_ENTRIES if guesses & 1 else -NEAR_ENTRIES)
+            middle = max(low, min(middle, high - 1))
+            guesses += 1
+        n = read_at(fd, probe, ABORTED_SIZE, middle * ABORTED_SIZE)
+        if n < 0:
+            return n
+        if n < ABORTED_SIZE:                    # the owner has cut the file meanwhile
+            high = middle
+            continue
+        offset = get_i64(probe + LAST_AT)
+        if offset < start:
+            low = middle + 1
+            low_offset = offset
+        else:
+            high = middle
+            high_offset = offset
+    return low
+
+
+cdef int search_file(int fd, int64_t base, int64_t start, int64_t upper, Aborted* found) noexcept nogil:
     # 1 if later entries and segments cannot matter, 0 if later segments may matter, -errno. Entries are read to where
     # they stay, those that do not matter are overwritten by the following ones.
-    cdef uint8_t probe[ABORTED_SIZE]
-    cdef int64_t low = 0, high = lseek(fd, 0, SEEK_END) // ABORTED_SIZE, middle, n, i
+    cdef int64_t low = entry_near(fd, lseek(fd, 0, SEEK_END) // ABORTED_SIZE, base, start), n, i
     cdef int64_t wanted = BLOCK_ENTRIES
     cdef uint8_t* block
     cdef uint8_t* entry
     cdef bint is_last
-    while high - low > BLOCK_ENTRIES:           # find the first entry that ends at or after `start`
-        middle = low + (high - low) // 2
-        n = read_at(fd, probe, ABORTED_SIZE, middle * ABORTED_SIZE)
-        if n < 0:
-            return <int>n
-        if n == ABORTED_SIZE and get_i64(probe + LAST_AT) < start:
-            low = middle + 1
-        else:
-            high = middle
+    if low < 0:
+        return <int>low
     while True:
         if reserve(found, wanted) != 0:
             return -ENOMEM
@@ -150,7 +175,7 @@ cdef int aborted_search(const char* directory, Segment* segments, int count, int
             continue
         status = fd
         if fd >= 0:
-            status = search_file(fd, start, upper, found)
+            status = search_file(fd, segments[at].base_offset, start, upper, found)
             close_fd(fd)
         if status < 0:
             free(found.entries)

@@ -54,6 +54,7 @@ KILLED = "partitions of a killed worker"
 TRANSACTIONAL = "64 KB batches of librdkafka, transactional"
 IDEMPOTENT = "64 KB batches of librdkafka, idempotent"
 ONE_OLD, ONE_NEW = "1 record a transaction, librdkafka (TV1)", "1 record a transaction, frames (TV2)"
+ONE_OLD_FRAMES = "1 record a transaction, frames (TV1)"
 MANY = "10 records a transaction, 50 producers (TV2)"
 COPIES = "copies of 200 records a transaction, librdkafka"
 UNCOMMITTED, COMMITTED = "read_uncommitted behind aborts", "read_committed behind aborts"
@@ -130,6 +131,8 @@ BOUNDS = (
     Bound(TRANSACTIONAL,                       "CPU s/GB",       MOST,  1.03, IDEMPOTENT),
     Bound(ONE_OLD,                             "transactions/s", LEAST, 3),
     Bound(ONE_OLD,                             "commit p50 ms",  MOST,  1 / 3),
+    Bound(ONE_OLD_FRAMES,                      "transactions/s", LEAST, 3),
+    Bound(ONE_OLD_FRAMES,                      "commit p50 ms",  MOST,  1 / 3),
     Bound(ONE_NEW,                             "transactions/s", LEAST, 3),
     Bound(ONE_NEW,                             "commit p50 ms",  MOST,  1 / 3),
     Bound(MANY,                                "transactions/s", LEAST, 2),

@@ -1,6 +1,7 @@
 """Transactional producers as a load, in a process of their own: what they did, as JSON.
 
     python -m bench.transaction_load frames HOST:PORT TOPIC PARTITIONS PRODUCERS SECONDS
+    python -m bench.transaction_load old_frames HOST:PORT TOPIC PARTITIONS PRODUCERS SECONDS
     python -m bench.transaction_load librdkafka HOST:PORT TOPIC PARTITIONS SECONDS
     python -m bench.transaction_load batches HOST:PORT TOPIC RECORDS RECORDS_A_TRANSACTION
     python -m bench.transaction_load copy HOST:PORT TOPIC TARGET SECONDS RECORDS_A_TRANSACTION
@@ -9,7 +10,8 @@
     python -m bench.transaction_load ids HOST:PORT PREFIX COUNT
 
 `frames` costs little beside the broker: each producer sends one Produce (v12, which adds its partitions, TV2)
-with a record of 100 B for each of its partitions, then EndTxn (v5), and begins anew. `librdkafka` commits one
+with a record of 100 B for each of its partitions, then EndTxn (v5), and begins anew. `old_frames` do the same
+as clients before Kafka 4.0: AddPartitionsToTxn (v3), Produce (v9), EndTxn (v4), TV1. `librdkafka` commits one
 record at a time, and adds partitions by itself (TV1). `batches` fills batches of 64 KB; 0 records a
 transaction: idempotent only. `copy` consumes a topic from its beginning, and commits what it has read, its
 copies and its offsets, in one transaction each (librdkafka). `aborts` are of `frames`, each of 10 records in
@@ -34,6 +36,7 @@ from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.records import Record, build_batch
 
 PRODUCE, FETCH, INIT, END, FIND = 12, 11, 4, 5, 4  # versions
+OLD_ADD, OLD_PRODUCE, OLD_END = 3, 9, 4  # of clients of transaction.version 1
 RECORDS_ABORTED = 10
 IDS_CONNECTIONS = 50
 BATCH_HEADER, LAST_DELTA_AT = 61, 23
@@ -55,7 +58,7 @@ def framed(request: Any, version: int) -> bytearray:
 
 
 class FrameProducer:
-    """One connection with at most one request on its way."""
+    """One connection with at most one request on its way. `old`: of transaction.version 1."""
 
     def __init__(
         self,
@@ -66,13 +69,16 @@ class FrameProducer:
         *,
         records: int = 1,
         commits: bool = True,
+        old: bool = False,
     ) -> None:
-        self.name, self.topic, self.commit = name, topic, commits
+        self.name, self.topic, self.commit, self.old = name, topic, commits, old
+        self.produce_version, self.end_version = (OLD_PRODUCE, OLD_END) if old else (PRODUCE, END)
         self.socket = socket.create_connection(at)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.producer_id, self.epoch = self._init()
         self.heard = b""
-        self.ending = False
+        self.sequence = 0
+        self.step = self.begin  # the request on its way
         self.began = 0.0
         self.commits: list[float] = []
         self.retries = 0
@@ -90,8 +96,17 @@ class FrameProducer:
         data.partition_data = [data.PartitionData(index=index, records=batch) for index in partitions]
         self.frame = framed(
             messages.ProduceRequest(transactional_id=name, acks=-1, timeout_ms=30_000, topic_data=[data]),
-            PRODUCE,
+            self.produce_version,
         )
+        cls = messages.AddPartitionsToTxnRequest
+        adding = cls(
+            v3_and_below_transactional_id=name,
+            v3_and_below_producer_id=self.producer_id,
+            v3_and_below_producer_epoch=self.epoch,
+            v3_and_below_topics=[cls.V3AndBelowTopics(name=topic, partitions=partitions)],
+        )
+        self.adding = framed(adding, OLD_ADD)
+        self.records = records
         self.size = len(batch)
         self.places = []
         at_byte = self.frame.find(batch)
@@ -122,16 +137,28 @@ class FrameProducer:
         answer = self.socket.recv(size, socket.MSG_WAITALL)
         return codec.decode_response(codec.response_class(request.API_KEY), version, answer)[1]
 
+    def begin(self) -> None:
+        if self.old:
+            self.add()
+        else:
+            self.produce()
+
+    def add(self) -> None:
+        self.step = self.add
+        self.socket.sendall(self.adding)
+
     def produce(self) -> None:
+        self.step = self.produce
         view = memoryview(self.frame)
         for place in self.places:
-            struct.pack_into(">qhi", self.frame, place + PRODUCER_AT, self.producer_id, self.epoch, 0)
+            who = self.producer_id, self.epoch, self.sequence
+            struct.pack_into(">qhi", self.frame, place + PRODUCER_AT, *who)
             crc = checksum(view[place + CRC_FROM : place + self.size])
             struct.pack_into(">I", self.frame, place + CRC_AT, crc)
         self.socket.sendall(self.frame)
 
     def end(self) -> None:
-        self.ending = True
+        self.step = self.end
         self.began = time.perf_counter()
         request = messages.EndTxnRequest(
             transactional_id=self.name,
@@ -139,7 +166,7 @@ class FrameProducer:
             producer_epoch=self.epoch,
             committed=self.commit,
         )
-        self.socket.sendall(framed(request, END))
+        self.socket.sendall(framed(request, self.end_version))
 
     def hear(self) -> bool:
         """Go on with what the broker says. False: to be tried again in a while."""
@@ -147,39 +174,44 @@ class FrameProducer:
         if len(self.heard) < 4 or len(self.heard) < 4 + int.from_bytes(self.heard[:4], "big"):
             return True
         frame, self.heard = self.heard[4:], b""
-        if self.ending:
-            answer = codec.decode_response(messages.EndTxnResponse, END, frame)[1]
+        step = self.step
+        if step == self.end:
+            answer = codec.decode_response(messages.EndTxnResponse, self.end_version, frame)[1]
             code = answer.error_code
+        elif step == self.add:
+            answer = codec.decode_response(messages.AddPartitionsToTxnResponse, OLD_ADD, frame)[1]
+            parts = answer.results_by_topic_v3_and_below[0].results_by_partition
+            code = max(part.partition_error_code for part in parts)
         else:
-            answer = codec.decode_response(messages.ProduceResponse, PRODUCE, frame)[1]
+            answer = codec.decode_response(messages.ProduceResponse, self.produce_version, frame)[1]
             code = max(part.error_code for part in answer.responses[0].partition_responses)
         if code in AGAIN:
             self.retries += 1
             return False
         if code:
-            raise RuntimeError(f"{'EndTxn' if self.ending else 'Produce'} of {self.name} failed: {code}")
-        if self.ending:
+            raise RuntimeError(f"{step.__name__} of {self.name} failed: {code}")
+        if step == self.end:
             self.commits.append(time.perf_counter() - self.began)
-            self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
-            self.ending = False
+            if self.old:
+                self.sequence += self.records
+            else:
+                self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
+            self.begin()
+        elif step == self.add:
             self.produce()
         else:
             self.end()
         return True
 
-    def again(self) -> None:
-        if self.ending:
-            self.end()
-        else:
-            self.produce()
-
 
 def frames(
-    at: tuple[str, int], topic: str, partitions: int, producers: int, seconds: float
+    at: tuple[str, int], topic: str, partitions: int, producers: int, seconds: float, *, old: bool = False
 ) -> dict[str, Any]:
     wide = min(10, partitions) if producers > 1 else 1
     each = [
-        FrameProducer(at, f"{topic}-{number}", topic, [(number + i) % partitions for i in range(wide)])
+        FrameProducer(
+            at, f"{topic}-{number}", topic, [(number + i) % partitions for i in range(wide)], old=old
+        )
         for number in range(producers)
     ]
     began = time.perf_counter()
@@ -207,12 +239,12 @@ def driven(each: list[FrameProducer], is_over: Callable[[], bool]) -> float:
         poll.register(number, select.EPOLLIN)
     later: list[tuple[float, int]] = []
     for producer in each:
-        producer.produce()
+        producer.begin()
     began = time.perf_counter()
     while not is_over() or not all(producer.commits for producer in each):
         now = time.perf_counter()
         while later and later[0][0] <= now:
-            by_number[heapq.heappop(later)[1]].again()
+            by_number[heapq.heappop(later)[1]].step()
         for number, _ in poll.poll(max(0.0, later[0][0] - now) if later else 0.1):
             if not by_number[number].hear():
                 heapq.heappush(later, (time.perf_counter() + RETRY_S, number))
@@ -402,8 +434,8 @@ def main() -> None:
     kind, bootstrap, topic, *rest = sys.argv[1:]
     host, _, port = bootstrap.rpartition(":")
     at = (host, int(port))
-    if kind == "frames":
-        found = frames(at, topic, int(rest[0]), int(rest[1]), float(rest[2]))
+    if kind in ("frames", "old_frames"):
+        found = frames(at, topic, int(rest[0]), int(rest[1]), float(rest[2]), old=kind == "old_frames")
     elif kind == "aborts":
         found = aborts(at, topic, *map(int, rest))
     elif kind == "ids":

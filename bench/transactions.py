@@ -23,6 +23,7 @@ from bench.bounds import (
     MANY,
     ONE_NEW,
     ONE_OLD,
+    ONE_OLD_FRAMES,
     TRANSACTIONAL,
     UNCOMMITTED,
 )
@@ -63,6 +64,7 @@ ROWS: tuple[Row, ...] = (
     Batches(IDEMPOTENT, 0),
     Batches(TRANSACTIONAL, BATCHES_A_TRANSACTION * RECORDS_A_BATCH),
     Small(ONE_OLD, "librdkafka", 4),
+    Small(ONE_OLD_FRAMES, "old_frames", 4),
     Small(ONE_NEW, "frames", 4),
     Small(MANY, "frames", 16, 50),
     Copy(COPIES, 200),
@@ -111,7 +113,7 @@ def one(bench: Bench, broker: Process, row: Row) -> dict[str, float]:
                 broker, "copy", FETCH_TOPIC, topic, bench.options.seconds, row.records_a_transaction
             )
         else:
-            more = [row.producers] if row.client == "frames" else []
+            more = [] if row.client == "librdkafka" else [row.producers]
             found = loaded(broker, row.client, topic, partitions, *more, bench.options.seconds)
         cpu = broker.cpu_seconds() - cpu
     finally:

@@ -60,7 +60,7 @@ cdef extern from "<errno.h>" nogil:
 cdef enum:
     TOGETHER = 16                   # records whose slots are prefetched together, to hide memory latency
     SKIPPED_MIN = 8 << 10           # bytes of a batch: reading a smaller one costs no more than skipping it
-    SKIPPED_MAX = 64 << 20          # bytes that one call skips, about 0.5 ms for batches of 64 KB
+    SKIPPED_MAX = 8 << 20           # bytes that one call skips: 1,024 reads, and the caller looks whether to stop
     ABORT_MARKER = 0
     COMMIT_MARKER = 1
     OTHER_CONTROL = 2

@@ -20,7 +20,7 @@ from kafkad.protocol.errors import NAMES
 from kafkad.testing import Broker
 from tests.certificates import PASSWORD, make_stores
 from tests.clients import WAIT_S, wait_until
-from tests.jvm import JvmKafka, free_port, random_uuid, run_tool
+from tests.jvm import VERSIONS, JvmKafka, free_port, random_uuid, run_tool
 
 pytestmark = pytest.mark.java
 
@@ -326,3 +326,26 @@ def test_a_token_that_kafka_made_is_good_here(world):
 @pytest.mark.parametrize("name", ATTEMPTS)
 def test_each_attempt_ends_as_on_kafka(theirs, world, name):
     assert ATTEMPTS[name][0](world) == theirs[1][name]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_java_clients_do_what_their_users_may(world, version):
+    topic = f"in-java-{version}"
+    assert create(world, "writer", topic) == "ok"
+    written = run_tool(
+        version, "kafka-console-producer", "--bootstrap-server", world.bootstrap, "--topic", topic,
+        "--producer.config", world.file("writer"), stdin="one\ntwo\n",
+    )  # fmt: skip
+    assert "ERROR" not in written.stderr
+
+    def consume(user: str):
+        return run_tool(
+            version, "kafka-console-consumer", "--bootstrap-server", world.bootstrap, "--topic", topic,
+            "--consumer.config", world.file(user), "--group", f"g-{version}", "--from-beginning",
+            "--max-messages", 2, "--timeout-ms", 60_000, check=False,
+        )  # fmt: skip
+
+    assert consume("reader").lines == ["one", "two"]
+    refused = consume("stranger")
+    assert not refused.lines and "TopicAuthorizationException" in refused.stderr + refused.stdout

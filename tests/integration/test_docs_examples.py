@@ -108,6 +108,14 @@ def test_the_five_minutes_of_ingest(shell, tmp_path):
     assert sorted(rows) == [(1,), (2,)]
 
 
+def test_quotas(shell):
+    first = "kafkad configs --alter --entity-type clients --entity-default --add-config producer_byte_rate=1048576"
+    told = shell(block("docs/security.md", first))
+    assert re.search(r"producer_byte_rate +1048576", told)
+    ips = "kafkad configs --alter --entity-type ips --entity-name 10.1.2.3"
+    shell(block("docs/security.md", f"{ips} --add-config connection_creation_rate=20"))
+
+
 def test_three_nodes_on_three_machines(tmp_path):
     """The first section of docs/cluster.md, on three addresses of this machine."""
     ports = {"9092": free_port(), "9093": free_port()}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.file_times import FileTimes
+from tests.file_times import LONG, FileTimes
 
 KINDS = ("kafkad", "jvm")
 
@@ -59,8 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What is quick and says most comes first: units, then clients, then the Spark jobs. Side by side the
-    long files come first, else one of them goes on alone when all others are done.
+    """What is quick and says most comes first: units, then clients, then the Spark jobs. Side by side it is
+    the other way round, after the long files.
     """
 
     def place(item: pytest.Item) -> int:
@@ -68,7 +68,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return 2
         return int("integration" in item.path.parts)
 
-    items.sort(key=place, reverse=hasattr(config, "workerinput"))
+    def place_beside_others(item: pytest.Item) -> tuple[int, int]:
+        name = item.path.name
+        return LONG.index(name) if name in LONG else len(LONG), -place(item)
+
+    items.sort(key=place_beside_others if hasattr(config, "workerinput") else place)
     soaking, marked = os.environ.get("KAFKAD_SOAK") == "1", config.getoption("--marked")
 
     def is_meant(item: pytest.Item) -> bool:

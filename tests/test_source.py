@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.file_times import LONG
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "kafkad"
 
@@ -349,6 +351,10 @@ def test_a_file_is_short_or_says_why():
     assert all(
         "Over 900 lines:" not in path.read_text() for path in set(files) - set(long) - {Path(__file__)}
     )
+
+
+def test_the_long_test_files_that_begin_first_exist():
+    assert set(LONG) <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
 
 
 def test_the_natives_have_one_table_of_error_codes():

@@ -106,7 +106,7 @@ class ProducerIds(Protocol):
 
 
 class Peers(Protocol):
-    """The links to the other workers (server.peers)."""
+    """The links to the other workers (server.worker_links)."""
 
     @property
     def count(self) -> int: ...  # of workers, with this one

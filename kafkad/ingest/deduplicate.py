@@ -24,9 +24,9 @@ from kafkad.ingest.backlog import Backlog, offsets_text, source_options
 from kafkad.ingest.checkpoint import Offsets
 from kafkad.ingest.run import (
     RETRY_PAUSES_S,
-    Ended,
     Refused,
     Run,
+    RunResult,
     accountable,
     outcome,
     place_of,
@@ -47,7 +47,7 @@ PASSING = ("Python worker failed to connect back", "Python worker exited unexpec
 class StreamRun(Run):
     """A run whose batches come from Spark's Structured Streaming."""
 
-    def to_end(self) -> Ended:
+    def to_end(self) -> RunResult:
         self.application = f"{self.checkpoint.id}-stream"
         self.backlog = Backlog(self.pipeline)
         self.backlog.known_ids = self.checkpoint.topic_ids()
@@ -65,7 +65,7 @@ class StreamRun(Run):
             raise trouble if isinstance(trouble, Refused) else Refused(told(trouble))
         why = self.stop.signal.name if self.stop.signal else "done"
         lag = self.backlog.lag(self.checkpoint.position())
-        return Ended(why, self.progress.end(why, lag, place_of(self.pipeline)))
+        return RunResult(why, self.progress.end(why, lag, place_of(self.pipeline)))
 
     def watch(self, query: Any) -> BaseException | None:
         """Watch the query until it ends; return what ended it. A query that failed for lack of a Python

@@ -58,7 +58,7 @@ class Refused(Exception):
 
 
 @dataclass
-class Ended:
+class RunResult:
     """Why a run ended: "done" (available-now has read all), "SIGINT" or "SIGTERM"."""
 
     why: str
@@ -133,7 +133,7 @@ class Run:
         if self._spark is not None and not sessions.submitted():
             self._spark.stop()
 
-    def to_end(self) -> Ended:
+    def to_end(self) -> RunResult:
         self.backlog = Backlog(self.pipeline)
         self.backlog.known_ids = self.checkpoint.topic_ids()
         self.table = self.open_table()
@@ -165,7 +165,7 @@ class Run:
                 self.wait(started + (self.pipeline.trigger.interval or 0))
         why = self.stop.signal.name if self.stop.signal else "done"
         lag = self.backlog.lag(self.checkpoint.position())
-        return Ended(why, self.progress.end(why, lag, place_of(self.pipeline)))
+        return RunResult(why, self.progress.end(why, lag, place_of(self.pipeline)))
 
     def check_table(self) -> None:
         """Raise if the table lacks batches that the checkpoint calls done, because rows would be missing: the

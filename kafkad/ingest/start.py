@@ -8,10 +8,10 @@ from kafkad.ingest import session as sessions
 from kafkad.ingest.checkpoint import Checkpoint
 from kafkad.ingest.pipeline import Pipeline
 from kafkad.ingest.progress import Progress
-from kafkad.ingest.run import Ended, Run, Stop, checkpoint_path
+from kafkad.ingest.run import Run, RunResult, Stop, checkpoint_path
 
 
-def run(pipeline: Pipeline, out: TextIO | None = None) -> Ended:
+def run(pipeline: Pipeline, out: TextIO | None = None) -> RunResult:
     """Run to the end, or until stopped. Raises Refused, DataLoss, Busy, and Spark's exceptions."""
     sessions.require("pyspark", "pyarrow", "pandas", extra="ingest")
     if pipeline.sink.type == "delta":

@@ -9,8 +9,8 @@ between:
     any other                                             stays unchanged
     one of a partition that has no directory here         is dropped, by worker 0
 
-Information for the supervisor, or for a worker's successor, is in memory that all of them share (`Told`): no
-process uses a failed directory again until the broker is restarted.
+Information for the supervisor, or for a worker's successor, is in memory that all of them share
+(`SharedFacts`): no process uses a failed directory again until the broker is restarted.
 
 Beware: flock belongs to an open file, so each write opens the directory again; an fd inherited through fork
 would exclude nobody."""
@@ -56,7 +56,7 @@ _WORD = struct.Struct("q")
 FAILED, NOT_CLEAN, PARTITIONS = 0, 1, 2  # a directory's words
 
 
-class Told:
+class SharedFacts:
     """Memory that a supervisor shares with its workers, created before the fork:
 
     broker epoch i64 | metadata offset i64 | of each directory: failed i64, not closed cleanly i64,
@@ -144,7 +144,7 @@ class Directory:
 
     def __init__(self, path: str, number: int, *, for_logs: bool) -> None:
         self.path = path
-        self.number = number  # its index in `Told`
+        self.number = number  # its index in `SharedFacts`
         self.for_logs = for_logs  # False: it has only the metadata log
         self.id = bytes(16)
         self.offline = False

@@ -45,7 +45,7 @@ from kafkad.log.checkpoints import (
 from kafkad.log.clean_marks import CleanStop, take_mark, write_mark
 from kafkad.log.cleaning_permits import Permits
 from kafkad.log.closing import close_logs
-from kafkad.log.directory import CHECKPOINTS, FAILED, NOT_CLEAN, PARTITIONS, Directory, Key, Told
+from kafkad.log.directory import CHECKPOINTS, FAILED, NOT_CLEAN, PARTITIONS, Directory, Key, SharedFacts
 from kafkad.log.directory_lock import InUse, lock_directory
 from kafkad.log.filenames import (
     DELETE_DIR,
@@ -106,7 +106,7 @@ class LogDirs:
         self.me = 0
         self.shared = False  # with other workers
         self.restarted = False
-        self._told = Told(len(config.log_dirs) + 1)
+        self._told = SharedFacts(len(config.log_dirs) + 1)
         self._directories: list[Directory] = []
         self._renames = Renames(self.go_offline)
         self._checkpoints = Checkpointing(self.go_offline)

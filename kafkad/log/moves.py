@@ -76,7 +76,7 @@ class Stage(Enum):
     OVER = "over"
 
 
-class Place(Protocol):
+class Directories(Protocol):
     """The part of LogDirs that moves need."""
 
     clock: Clock
@@ -128,7 +128,7 @@ class Move:
 class Moves:
     """The hooks are set by the worker, before the loop runs."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Directories) -> None:
         self.tell: Callable[[], None] = lambda: None  # report the directories of all replicas, see `told_of`
         # (topic, index): the id of the directory that the metadata name
         self.assigned: Callable[[str, int], bytes] = lambda topic, index: bytes(16)

@@ -53,7 +53,7 @@ class Kept:
     high_watermark: int
     cleaned_below: int
     left: "RowSlot | None"  # the shared row of an owner that has just died
-    trusted: recovery.Trusted | None = None  # its values about the files
+    trusted: recovery.OwnersRow | None = None  # its values about the files
 
     def trust(self, directory: str) -> None:
         """Take the values of the previous owner's row, if there is one."""
@@ -66,7 +66,7 @@ class Kept:
             self.log_start_offset = max(self.log_start_offset, values.log_start_offset)
             self.high_watermark = max(self.high_watermark, values.high_watermark)
             position = values.end_position if values.whole else -1
-            self.trusted = recovery.Trusted(values.log_end_offset, values.end_segment, position)
+            self.trusted = recovery.OwnersRow(values.log_end_offset, values.end_segment, position)
         if recovery.has_swaps(directory):
             leave_odd(self.left)  # other workers read here: they wait until the names are right
 

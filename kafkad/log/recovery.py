@@ -74,7 +74,7 @@ class Loaded:
 
 
 @dataclass(slots=True, frozen=True)
-class Trusted:
+class OwnersRow:
     """The shared row of an owner that was killed while it led the partition. The row is written after the
     file, so its values are valid. If the owner died between two of the row's words, one may be newer than the
     other. Beware: before it led, the row belongs to a log that is being loaded, and its values are too
@@ -248,7 +248,7 @@ class Loader:
         clean: bool | CleanStop,
         recovery_point: int,
         log_start_offset: int,
-        trusted: Trusted | None = None,
+        trusted: OwnersRow | None = None,
     ) -> Loaded:
         directory = self.directory
         stop, clean = (clean, True) if isinstance(clean, CleanStop) else (None, clean)
@@ -450,7 +450,7 @@ class Loader:
         files: Files,
         bases: list[int],
         known: dict[int, SegmentScan],
-        trusted: Trusted,
+        trusted: OwnersRow,
         flushed_offset: int,
         log_start: int,
     ) -> int | None:
@@ -504,7 +504,7 @@ class Loader:
                 self.rebuilt += (segment_file(self.directory, base, suffix) for suffix in (INDEX, TIME_INDEX))
                 self.rebuilt.append(segment_file(self.directory, following, SNAPSHOT))
 
-    def _at_rest(self, files: Files, active: int, trusted: Trusted) -> bool:
+    def _at_rest(self, files: Files, active: int, trusted: OwnersRow) -> bool:
         """Return whether a dead owner had closed the files, or never opened them: then everything is as after
         a clean stop, and thousands of such logs load quickly. Open indexes are stretched before the first
         byte is appended, and then end in zeros; a full one proves nothing."""

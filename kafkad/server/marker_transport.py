@@ -20,8 +20,8 @@ from kafkad.coordinator.markers import Marker, Written
 from kafkad.coordinator.transaction import TopicPartition
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
-from kafkad.server.peers import PeerLost, PeerTrouble
 from kafkad.server.routing import FORWARD, TIMEOUT_S, RemoteClient, pack
+from kafkad.server.worker_links import PeerLost, PeerTrouble
 
 logger = logging.getLogger(__name__)
 

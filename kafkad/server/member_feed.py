@@ -19,7 +19,7 @@ from kafkad.protocol import codec, errors
 from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.server.controller_channel import ControllerChannel
 from kafkad.server.metadata_feed import LEADER
-from kafkad.server.peers import PeerLost, Peers, PeerTrouble
+from kafkad.server.worker_links import PeerLost, Peers, PeerTrouble
 
 CONTROLLER_ASKED, DEPARTED, HAND_OVER = 120, 121, 122  # kinds between peers
 PATIENCE_S: Final = 5.0  # how long to wait for worker 0 to come back

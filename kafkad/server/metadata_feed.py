@@ -40,8 +40,8 @@ from kafkad.protocol.errors import KafkaError
 from kafkad.replication.partitions import NO_ROW, Partitions
 from kafkad.server import creation
 from kafkad.server.controller_queue import AnsweringController, Serial, awaited
-from kafkad.server.peers import PeerLost, Peers, PeerTrouble
 from kafkad.server.turns import Steps, Turns
+from kafkad.server.worker_links import PeerLost, Peers, PeerTrouble
 
 logger = logging.getLogger("kafkad")
 

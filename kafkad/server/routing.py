@@ -38,9 +38,9 @@ from kafkad.coordinator.runtime import at_once
 from kafkad.metadata.image import BROKER_LOGGER
 from kafkad.protocol import codec, errors, messages
 from kafkad.server.marker_routing import merge_markers, split_markers
-from kafkad.server.peers import PeerLost, PeerTrouble
 from kafkad.server.refusal import refusal
 from kafkad.server.turns import Steps, Turns
+from kafkad.server.worker_links import PeerLost, PeerTrouble
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ LOST_BY_KEY = {
 }
 
 
-class Names(NamedTuple):
+class FieldNames(NamedTuple):
     """The field names of an API with partitions by topic; `number` is None if partitions are plain
     numbers."""
 
@@ -91,10 +91,10 @@ class Names(NamedTuple):
 
 
 BY_PARTITION = {
-    LIST_OFFSETS: Names("name", "partitions", "partition_index", True),
-    DELETE_RECORDS: Names("name", "partitions", "partition_index", True),
-    OFFSET_FOR_LEADER_EPOCH: Names("topic", "partitions", "partition"),
-    DESCRIBE_PRODUCERS: Names("name", "partition_indexes", None),
+    LIST_OFFSETS: FieldNames("name", "partitions", "partition_index", True),
+    DELETE_RECORDS: FieldNames("name", "partitions", "partition_index", True),
+    OFFSET_FOR_LEADER_EPOCH: FieldNames("topic", "partitions", "partition"),
+    DESCRIBE_PRODUCERS: FieldNames("name", "partition_indexes", None),
 }
 
 # Arrays of a request whose elements are answered one by one, and their names in the response.
@@ -257,7 +257,7 @@ class Router:
         return merge(request, names, owners, (yield from self._ask_all(api, context, parts)))
 
     def _split_topic(
-        self, topic: Any, names: Names
+        self, topic: Any, names: FieldNames
     ) -> Generator[None, None, tuple[list[int], dict[int, list[Any]]]]:
         """Return the owner of each partition in the request, and by owner its part of the request."""
         name = getattr(topic, names.topic)
@@ -445,13 +445,13 @@ class Router:
     # -- merging -------------------------------------------------------------------------------------------
 
     async def _merged_partitions(
-        self, request: Any, names: Names, owners: list[list[int]], answers: dict[int, Any]
+        self, request: Any, names: FieldNames, owners: list[list[int]], answers: dict[int, Any]
     ) -> Any:
         responses = await _all(answers)
         return await self._in_turns(_merge_partitions(request, names, owners, responses))
 
     async def _merged_once(
-        self, request: Any, names: Names, owners: list[list[int]], answers: dict[int, Any]
+        self, request: Any, names: FieldNames, owners: list[list[int]], answers: dict[int, Any]
     ) -> Any:
         responses = await _all(answers)
         return await self._in_turns(_merge_once(request, names, owners, responses))
@@ -555,7 +555,7 @@ def _encode_wide(context: RequestContext, answer: list[Any]) -> Generator[None, 
 
 
 def _merge_partitions(
-    request: Any, names: Names, owners: list[list[int]], responses: dict[int, Any]
+    request: Any, names: FieldNames, owners: list[list[int]], responses: dict[int, Any]
 ) -> Steps:
     response = type(next(iter(responses.values())))()
     topics = {worker: iter(each.topics) for worker, each in responses.items()}
@@ -572,7 +572,7 @@ def _merge_partitions(
     return response
 
 
-def _merge_once(request: Any, names: Names, owners: list[list[int]], responses: dict[int, Any]) -> Steps:
+def _merge_once(request: Any, names: FieldNames, owners: list[list[int]], responses: dict[int, Any]) -> Steps:
     """Like `_merge_partitions`, if workers answer a repeated topic or partition once."""
     assert names.number is not None
     owner_of: dict[str, dict[int, int]] = {}

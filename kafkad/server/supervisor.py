@@ -66,7 +66,7 @@ from kafkad.log.log_dirs import LogDirs
 from kafkad.metadata.uuids import random_uuid
 from kafkad.net import listener
 from kafkad.replication.throttles import throttle_table
-from kafkad.server import metadata_feed, peers
+from kafkad.server import metadata_feed, worker_links
 from kafkad.server.client_quotas import quota_table
 from kafkad.server.heartbeat import (
     HANG_S,
@@ -177,7 +177,7 @@ class Supervisor:
         self.quotas = quota_table(self.config, self.count)
         self.throttles = throttle_table(self.config, self.count)
         self.heartbeats = Heartbeats(self.count, float(os.environ.get("KAFKAD_HANG_S") or HANG_S))
-        self.peer_sockets, self.peer_addresses = peers.make_sockets(self.count)
+        self.peer_sockets, self.peer_addresses = worker_links.make_sockets(self.count)
         self.first_image = metadata_feed.FirstImage()
         self.incarnation_id = random_uuid(random.SystemRandom())
 

@@ -24,8 +24,8 @@ from kafkad.coordinator.transaction import TopicPartition
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.server.gate_messages import Question, pack_answer, pack_question, unpack_answer, unpack_question
-from kafkad.server.peers import PeerLost, PeerTrouble
 from kafkad.server.routing import FORWARD, TIMEOUT_S, RemoteClient, pack
+from kafkad.server.worker_links import PeerLost, PeerTrouble
 
 logger = logging.getLogger(__name__)
 

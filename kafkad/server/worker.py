@@ -98,7 +98,6 @@ from kafkad.server.metadata_feed import (
 )
 from kafkad.server.metadata_snapshots import MetadataSnapshots
 from kafkad.server.oauth_keys import OAuthKeySets
-from kafkad.server.peers import PeerLost, Peers
 from kafkad.server.produce_gate import produce_gate
 from kafkad.server.producer_ids import ProducerIds
 from kafkad.server.registration import advertised, controller_listeners, registration_of
@@ -109,6 +108,7 @@ from kafkad.server.tls_listeners import TlsListeners
 from kafkad.server.transaction_gate import TransactionGate
 from kafkad.server.transaction_storage import TRANSACTION_TOPIC, TransactionStorage
 from kafkad.server.turns import Steps, Turns
+from kafkad.server.worker_links import PeerLost, Peers
 
 if TYPE_CHECKING:
     from kafkad.server.place import Place

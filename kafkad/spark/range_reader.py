@@ -74,7 +74,7 @@ class Lost(NamedTuple):
     reason: str
 
 
-class Flight(NamedTuple):
+class SentFetch(NamedTuple):
     """A Fetch whose answer has not been read yet."""
 
     connection: Connection
@@ -179,7 +179,7 @@ class RangeReader:
 
     def _batches(self, session: Session) -> Iterator[Any]:
         columns = self.columns
-        flight: Flight | None = None
+        flight: SentFetch | None = None
         self._patience.renew()
         while not columns.done:
             try:
@@ -219,7 +219,7 @@ class RangeReader:
         if flight is not None:  # a batch had more than its header said: that answer is not needed
             flight.connection.close()
 
-    def _send(self, session: Session, offset: int) -> Flight:
+    def _send(self, session: Session, offset: int) -> SentFetch:
         cluster = session.cluster
         if not self._located:
             self._locate(session)
@@ -234,9 +234,9 @@ class RangeReader:
             max_wait_ms=WAIT_MS,
             isolation=self.isolation,
         )
-        return Flight(connection, version, offset)
+        return SentFetch(connection, version, offset)
 
-    def _receive(self, session: Session, flight: Flight) -> FetchAnswer:
+    def _receive(self, session: Session, flight: SentFetch) -> FetchAnswer:
         session.buffer, frame = flight.connection.receive_into(session.buffer)
         try:
             return read_answer(frame, flight.version)

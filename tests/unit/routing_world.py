@@ -28,12 +28,12 @@ from kafkad.server.event_loop import EventLoop
 from kafkad.server.group_loader import GroupLoader
 from kafkad.server.group_storage import OFFSETS_TOPIC, GroupStorage
 from kafkad.server.marker_transport import MarkerTransport
-from kafkad.server.peers import Peers, make_sockets
 from kafkad.server.producer_ids import ProducerIds
 from kafkad.server.scheduler import LoopScheduler
 from kafkad.server.transaction_gate import TransactionGate
 from kafkad.server.transaction_storage import TRANSACTION_TOPIC, TransactionStorage
 from kafkad.server.turns import Turns
+from kafkad.server.worker_links import Peers, make_sockets
 from tests.unit.log_world import batch, begin_metadata
 from tests.unit.metadata_world import Cluster, create, new_topic
 

@@ -28,8 +28,8 @@ from kafkad.server.metadata_feed import (
     encode_image,
     image_of,
 )
-from kafkad.server.peers import Peers, make_sockets
 from kafkad.server.turns import Turns
+from kafkad.server.worker_links import Peers, make_sockets
 from tests.unit.metadata_world import Cluster, create, new_topic
 
 

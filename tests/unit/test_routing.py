@@ -13,10 +13,10 @@ from kafkad.api.table import Route
 from kafkad.config import loggers
 from kafkad.protocol import codec, errors, messages
 from kafkad.server import routing
-from kafkad.server.peers import PeerTrouble
 from kafkad.server.refusal import refusal
 from kafkad.server.routing import pack, unpack
 from kafkad.server.turns import Turns
+from kafkad.server.worker_links import PeerTrouble
 from tests.unit.coordinator_world import protocol, subscription
 from tests.unit.metadata_world import new_topic
 from tests.unit.routing_world import LEVEL, LOGGER

@@ -17,9 +17,9 @@ import pytest
 
 from kafkad.protocol import errors
 from kafkad.protocol.errors import KafkaError
-from kafkad.server import peers as peers_module
+from kafkad.server import worker_links
 from kafkad.server.event_loop import EventLoop
-from kafkad.server.peers import PeerLost, Peers, PeerTrouble, make_sockets
+from kafkad.server.worker_links import PeerLost, Peers, PeerTrouble, make_sockets
 from tests.readiness import readable
 
 ECHO, LATER, NEVER, REFUSE, BREAK, NOTE, NOTES, WHO, BACK, DOUBLE, DOUBLE_LATER, BULK = range(1, 13)
@@ -318,7 +318,7 @@ def test_a_worker_that_does_not_read_is_still_served_later(make_world):
 def test_who_queues_too_much_for_a_stopped_worker_loses_it(make_world, monkeypatch):
     world = make_world(2, 0)
     peers = world.open()
-    monkeypatch.setattr(peers_module, "QUEUED_MAX", 1 << 20)
+    monkeypatch.setattr(worker_links, "QUEUED_MAX", 1 << 20)
 
     async def scenario():
         await peers.wait_up(1)
@@ -335,8 +335,8 @@ def test_who_queues_too_much_for_a_stopped_worker_loses_it(make_world, monkeypat
 
 
 def test_what_is_too_large_fails_and_the_pair_stays_up(make_world, monkeypatch):
-    monkeypatch.setattr(peers_module, "PAYLOAD_MAX", 1000, raising=False)
-    monkeypatch.setattr(peers_module, "FRAME_MAX", 1009 + len(DOUBLED))
+    monkeypatch.setattr(worker_links, "PAYLOAD_MAX", 1000, raising=False)
+    monkeypatch.setattr(worker_links, "FRAME_MAX", 1009 + len(DOUBLED))
     world = make_world(2, 0)
     peers = world.open()
 
@@ -364,11 +364,11 @@ def test_a_predecessors_last_words_are_heard_before_its_successor(make_world):
     world.peers.on_down(lambda k: heard.append("down"))
 
     def hello(k):
-        body = peers_module.HELLO_BODY.pack(peers_module.MAGIC, peers_module.PAIR, k)
-        return peers_module.HEADER.pack(peers_module.AFTER_SIZE + len(body), peers_module.HELLO, 0) + body
+        body = worker_links.HELLO_BODY.pack(worker_links.MAGIC, worker_links.PAIR, k)
+        return worker_links.HEADER.pack(worker_links.AFTER_SIZE + len(body), worker_links.HELLO, 0) + body
 
     def note(text):
-        return peers_module.HEADER.pack(peers_module.AFTER_SIZE + len(text), NOTE, 0) + text
+        return worker_links.HEADER.pack(worker_links.AFTER_SIZE + len(text), NOTE, 0) + text
 
     async def scenario():
         with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
@@ -417,7 +417,7 @@ def test_a_kernel_without_memory_for_a_moment_is_no_dead_peer(make_world, code):
 
 
 def test_without_descriptors_a_peer_waits_and_the_log_is_not_flooded(make_world, caplog, monkeypatch):
-    monkeypatch.setattr(peers_module, "ACCEPT_AGAIN_S", 0.2)
+    monkeypatch.setattr(worker_links, "ACCEPT_AGAIN_S", 0.2)
     world = make_world(2, 0, fork=False)
     peers = world.open()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,7 +1,7 @@
 """Build the release: a source distribution, and wheels for Linux machines without a compiler.
 
     make wheels                                          all of them, into dist/
-    python tools/build_wheels.py --only 3.12-x86_64      one of them (several, separated by commas)
+    python tools/build_wheels.py --only 3.12-x86_64      one of them (several: separated by commas or spaces)
 
 Each wheel is for one CPython (3.11 to 3.14) and one machine (x86_64, aarch64), and runs with glibc 2.28 or
 newer (manylinux_2_28: Debian 10, RHEL 8, Ubuntu 20.04). Cython translates once. Zig's C compiler, which pip
@@ -181,7 +181,7 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", help=f"some of: {', '.join(map(str, targets()))}")
     options = parser.parse_args()
-    wanted = {name for name in options.only.split(",") if name}
+    wanted = set(options.only.replace(",", " ").split())
     if unknown := wanted - set(map(str, targets())):
         parser.error(f"no target {', '.join(sorted(unknown))}; there are {', '.join(map(str, targets()))}")
     DIST.mkdir(exist_ok=True)

@@ -91,6 +91,7 @@ class TransactionShard:
         self.transactions: dict[str, Transaction] = {}
         self.ongoing: dict[str, Transaction] = {}  # those that may time out
         self.loading = True
+        self.tail_open = False  # transactions are not read before the log is committed to its end
         self.closed = False
         self.replay = Replay()  # what is read of the log while it is loading
         self._coordinator = coordinator

@@ -19,11 +19,10 @@ import gc
 import logging
 import os
 from collections import deque
-from typing import Any
+from collections.abc import Callable, Container
+from typing import Any, Generic, Protocol, TypeVar
 
 from kafkad._native.shared.watermarks import LEADER
-from kafkad.coordinator.loading import Replay
-from kafkad.coordinator.shard import Shard
 from kafkad.log.filenames import LOG, segment_file
 from kafkad.log.log import Log
 from kafkad.protocol.errors import Malformed
@@ -40,6 +39,38 @@ RETRY_MS = 1_000  # after the first failure; doubled after each further one
 RETRY_MS_MAX = 30_000
 READS_AFTER_MS = 1_000
 TAIL_TOLD_MS = 10_000  # between two log lines about a partition that waits for its followers
+
+
+class Replay(Protocol):
+    """What was read of a partition so far."""
+
+    def feed(self, buffer: Any, start_offset: int = 0) -> int:
+        """Take whole batches, and return how many bytes that were. Raises Malformed."""
+
+
+class Loading(Protocol):
+    """A partition of a coordinator (coordinator.shard, coordinator.transaction_shard)."""
+
+    index: int
+    closed: bool
+    tail_open: bool  # only what is committed is loaded, for reads
+
+    @property
+    def replay(self) -> Replay: ...
+
+
+Loaded = TypeVar("Loaded", bound=Loading)
+
+
+class Coordinator(Protocol[Loaded]):
+    """The coordinator of groups or of transactions."""
+
+    @property
+    def shards(self) -> Container[int]: ...  # by partition: loaded or loading
+    def begin_load(self, partition: int) -> Loaded: ...
+    def end_load(self, shard: Loaded, done: Callable[[], object] | None = None) -> None: ...
+    def refuse_load(self, shard: Loaded, why: Malformed) -> None: ...
+    def unload(self, partition: int) -> None: ...
 
 
 class SegmentFiles:
@@ -113,7 +144,7 @@ class SegmentFiles:
 class TailWatch:
     """Logs a partition that waits for its followers, every TAIL_TOLD_MS."""
 
-    def __init__(self, scheduler: LoopScheduler, topic: str, shard: Shard, log: Log) -> None:
+    def __init__(self, scheduler: LoopScheduler, topic: str, shard: Loading, log: Log) -> None:
         self._scheduler = scheduler
         self._topic = topic
         self._shard = shard
@@ -132,18 +163,22 @@ class TailWatch:
         self._timer.cancel()
 
 
-class GroupLoader:
+class GroupLoader(Generic[Loaded]):
     """One per worker: call `load` for each partition that it begins to lead."""
 
     def __init__(
-        self, groups: Any, partitions: Partitions, scheduler: LoopScheduler, topic: str = OFFSETS_TOPIC
+        self,
+        groups: Coordinator[Loaded],
+        partitions: Partitions,
+        scheduler: LoopScheduler,
+        topic: str = OFFSETS_TOPIC,
     ) -> None:
-        """`groups`: the coordinator of groups or of transactions; `topic` is the topic that it reads."""
+        """`topic`: what the coordinator reads."""
         self._topic = topic
         self._groups = groups
         self._partitions = partitions
         self._scheduler = scheduler
-        self._queue: deque[tuple[Shard, SegmentFiles]] = deque()  # the first one is being loaded
+        self._queue: deque[tuple[Loaded, SegmentFiles]] = deque()  # the first one is being loaded
         self._room = AT_ONCE
         self._gc_held = False
 
@@ -154,7 +189,7 @@ class GroupLoader:
             return
         self._load_when_committed(self._groups.begin_load(index), log)
 
-    def _load_when_committed(self, shard: Shard, log: Log) -> None:
+    def _load_when_committed(self, shard: Loaded, log: Log) -> None:
         """Load once the log is committed to its end: another leader may not have the records above the high
         watermark. Without followers, only the flush policy holds it back."""
         if log.native.follows_end or log.high_watermark >= log.end_offset:
@@ -171,16 +206,16 @@ class GroupLoader:
 
         log.await_high_watermark(log.end_offset, reached)
 
-    def _load_for_reads(self, shard: Shard, log: Log) -> None:
+    def _load_for_reads(self, shard: Loaded, log: Log) -> None:
         """The followers do not come. As Kafka does, let requests read what is committed."""
         if not shard.closed and self._topic == OFFSETS_TOPIC:
             shard.tail_open = True
             self._begin(shard, SegmentFiles(log, log.high_watermark))
 
-    def _tail_ended(self, shard: Shard, log: Log, trouble: BaseException | None) -> None:
+    def _tail_ended(self, shard: Loaded, log: Log, trouble: BaseException | None) -> None:
         if shard.closed:
             return
-        if trouble is None and self._topic == OFFSETS_TOPIC and shard.tail_open:
+        if trouble is None and shard.tail_open:
             self._groups.unload(shard.index)
             self.load(shard.index)
         elif trouble is None:
@@ -188,18 +223,18 @@ class GroupLoader:
         else:  # it is not led any more, or its disk has failed
             self._groups.unload(shard.index)
 
-    def _begin(self, shard: Shard, files: SegmentFiles) -> None:
+    def _begin(self, shard: Loaded, files: SegmentFiles) -> None:
         if files.size <= self._room:
             self._load_at_once(shard, files)
             return
         self._queue_up(shard, files)
 
-    def _queue_up(self, shard: Shard, files: SegmentFiles) -> None:
+    def _queue_up(self, shard: Loaded, files: SegmentFiles) -> None:
         self._queue.append((shard, files))
         if len(self._queue) == 1:
             self._scheduler.call_later(0, self._read)
 
-    def _put_aside(self, shard: Shard, files: SegmentFiles, trouble: BaseException) -> None:
+    def _put_aside(self, shard: Loaded, files: SegmentFiles, trouble: BaseException) -> None:
         """Queue it again later; the partitions behind it are loaded first."""
         if shard.closed:
             return
@@ -211,7 +246,7 @@ class GroupLoader:
         )  # fmt: skip
         self._scheduler.call_later(delay_ms, lambda: self._queue_up(shard, files))
 
-    def _load_at_once(self, shard: Shard, files: SegmentFiles) -> None:
+    def _load_at_once(self, shard: Loaded, files: SegmentFiles) -> None:
         if self._room == AT_ONCE:
             self._scheduler.call_later(0, self._make_room)
         self._room -= files.size

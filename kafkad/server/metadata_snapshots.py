@@ -2,9 +2,9 @@
 
 import logging
 import threading
-from typing import Any
 
 from kafkad.protocol.errors import KafkaError
+from kafkad.raft.metadata_replica import MetadataReplica
 from kafkad.server.scheduler import LoopScheduler
 
 logger = logging.getLogger("kafkad")
@@ -13,7 +13,7 @@ logger = logging.getLogger("kafkad")
 class MetadataSnapshots:
     """Call `make_if_due` periodically; `close` waits for a snapshot that is being written."""
 
-    def __init__(self, raft: Any, scheduler: LoopScheduler) -> None:
+    def __init__(self, raft: MetadataReplica, scheduler: LoopScheduler) -> None:
         self._raft = raft
         self._scheduler = scheduler
         self._idle = threading.Event()

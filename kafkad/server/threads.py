@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import Any
 
+from kafkad.config.broker import BrokerConfig
+
 Job = tuple[Callable[[], Any], Callable[[BaseException | None], Any]]
 
 LANES: Mapping[str, int] = {"flush": 2, "work": 2, "delete": 1}
@@ -24,8 +26,8 @@ LOGIN: Mapping[str, int] = {"login": 2}
 MOVE: Mapping[str, int] = {"move": 1}
 
 
-def lanes_of(config: Any) -> Mapping[str, int]:
-    """Those of a worker with this BrokerConfig."""
+def lanes_of(config: BrokerConfig) -> Mapping[str, int]:
+    """Return the lanes of a worker with this configuration."""
     logins = any(endpoint.protocol.startswith("SASL_") for endpoint in config.broker_endpoints)
     moves = len(config.log_dirs) > 1
     return {**LANES, **(LOGIN if logins else {}), **(MOVE if moves else {})}

@@ -775,9 +775,13 @@ class Worker:
 
     def _is_loading(self, log: Log) -> bool:
         """Return whether a coordinator reads the files of a log, by their names."""
-        coordinator: Any = {OFFSETS_TOPIC: self.groups, TRANSACTION_TOPIC: self.transactions}.get(log.topic)
-        shard = coordinator.shards.get(log.partition) if coordinator is not None else None
-        return shard is not None and shard.loading
+        if log.topic == OFFSETS_TOPIC:
+            group_shard = self.groups.shards.get(log.partition)
+            return group_shard is not None and group_shard.loading
+        if log.topic == TRANSACTION_TOPIC:
+            transaction_shard = self.transactions.shards.get(log.partition)
+            return transaction_shard is not None and transaction_shard.loading
+        return False
 
     # -- stop ----------------------------------------------------------------------------------------------
 

@@ -18,16 +18,17 @@ from pathlib import Path
 import pytest
 
 LIMIT = 420  # seconds of wall time, for all tests of a file together
-LONG = (  # the slowest first, by the table of a run on two cores
+# The slowest files on two cores. Among the first is one with Spark: the others wait for its class archive.
+LONG = (
     "test_worst_frames.py",
     "test_ingest_run.py",
+    "test_missing_files.py",
+    "test_growth_kinds.py",
+    "test_cluster_handover.py",
     "test_ingest_formats.py",
     "test_spark_matrix.py",
     "test_ingest_flights.py",
     "test_spark_source.py",
-    "test_missing_files.py",
-    "test_growth_kinds.py",
-    "test_cluster_handover.py",
     "test_data_directory.py",
     "test_transactions.py",
     "test_transactions_killed.py",

@@ -1,13 +1,13 @@
 """UpdateFeatures: changes the finalized levels of the cluster (KIP-584, KIP-778). A request is applied as a
 whole.
 
-This controller, every broker and every other controller must support the new level. Two features cannot be
-changed yet: kraft.version needs records of the voters (KIP-853), and eligible.leader.replicas.version needs a
-cluster-wide min.insync.replicas (KIP-966).
+This controller, every broker and every other controller must support the new level. kraft.version is changed
+by the raft node, last, because it is stored in control records with the voters (KIP-853).
+eligible.leader.replicas.version cannot be changed yet: it needs a cluster-wide min.insync.replicas (KIP-966).
 
 Kafka: FeatureControlManager."""
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final
 
 from kafkad.metadata import features
@@ -26,18 +26,27 @@ CHANGED: Final = frozenset((8, 11, 13, 14, 15, 17, 23, 30))
 
 
 def plan_update(
-    image: MetadataImage, controller_id: int, voters: Iterable[int], version: int, request: Any
+    image: MetadataImage,
+    controller_id: int,
+    voters: Iterable[int],
+    version: int,
+    request: Any,
+    upgrade_kraft: Callable[[int], None],
 ) -> Plan:
-    """Return (records, UpdateFeaturesResponse)"""
+    """Return (records, UpdateFeaturesResponse). `upgrade_kraft(level)` may raise KafkaError
+    (INVALID_UPDATE_VERSION)."""
     cls = messages.UpdateFeaturesResponse
     records: list[Any] = []
-    for update in request.feature_updates:
+    updates = sorted(request.feature_updates, key=lambda update: update.feature == features.KRAFT_VERSION)
+    for update in updates:
         yield
         try:
             kind = update.upgrade_type
             if version < WITH_UPGRADE_TYPE:
                 kind = SAFE_DOWNGRADE if update.allow_downgrade else UPGRADE
             records += _change(image, controller_id, voters, update.feature, update.max_version_level, kind)
+            if update.feature == features.KRAFT_VERSION:
+                upgrade_kraft(update.max_version_level)
         except KafkaError as trouble:
             message = (
                 "The update failed for all features since the following feature had an error: "
@@ -76,12 +85,9 @@ def _change(
     if level > before and kind != UPGRADE:
         raise refused("Can't downgrade to a newer version.")
     if is_kraft:
-        if level == before:
-            return []
-        raise refused(
-            "Can't downgrade the version of this feature." if level < before
-            else "kafkad cannot upgrade kraft.version yet."
-        )  # fmt: skip
+        if level < before:
+            raise refused("Can't downgrade the version of this feature.")
+        return []
     if name == features.ELIGIBLE_LEADER_REPLICAS_VERSION and level != before:
         raise refused(f"kafkad cannot change {name} yet.")
     is_lost = any(level < changed <= before for changed in CHANGED)

@@ -198,7 +198,12 @@ class QuorumController(Controller):
         """Return an UpdateFeaturesResponse."""
         node = self._raft.node
         records, response = yield from feature_levels.plan_update(
-            self.head, node.node_id, tuple(node.voters), version, request
+            self.head,
+            node.node_id,
+            tuple(node.voters),
+            version,
+            request,
+            lambda level: node.upgrade_kraft_version(level, validate_only=request.validate_only),
         )
         yield from self._append(records)
         return response

@@ -37,7 +37,7 @@ from kafkad.raft.elections import (
 from kafkad.raft.leadership import Leadership
 from kafkad.raft.observer import Leader, Observer, explained
 from kafkad.raft.quorum_messages import Flight, Reply, Standing
-from kafkad.raft.reconfigure import CHANGES, VoterChanges, batch_of, refused
+from kafkad.raft.reconfigure import CHANGES, Update, VoterChanges, batch_of, refused
 from kafkad.raft.seldom import Seldom
 from kafkad.raft.served_fetches import ServedFetches
 from kafkad.raft.voters import VoterHistory, key_of
@@ -575,6 +575,8 @@ class RaftNode(Observer):
 
     def _asked_for_change(self, flight: Flight, response: Any, now_ms: int) -> bool:
         self._change_ms = now_ms + self._timings.fetch_ms
+        if flight.kind is Update and response.error_code != errors.REQUEST_TIMED_OUT:
+            self._changes.reported(flight.epoch)
         if response.error_code:
             logger.info("the leader answers %s: %s", flight.kind.NAME, KafkaError(response.error_code))
         elif self.role is Role.FOLLOWER:
@@ -729,6 +731,10 @@ class RaftNode(Observer):
 
     def append_control(self, records: list[Any]) -> int:
         return self.append(batch_of(records, self.epoch, self._clock.now_ms()))
+
+    def upgrade_kraft_version(self, level: int, *, validate_only: bool) -> None:
+        """UpdateFeatures, as leader: see VoterChanges.upgrade."""
+        self._changes.upgrade(level, validate_only=validate_only)
 
     # -- voters in the log ---------------------------------------------------------------------------------
 

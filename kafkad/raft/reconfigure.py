@@ -3,6 +3,8 @@
     AddRaftVoter      ApiVersions to the new voter; wait until it has the log; VotersRecord; its commit
     RemoveRaftVoter   VotersRecord; its commit. A leader that is no longer a voter then resigns
     UpdateRaftVoter   a voter has a new address: VotersRecord, answered at once
+    upgrade           of kraft.version from 0 to 1 (UpdateFeatures): the voters of controller.quorum.voters,
+                      which have reported their directories by UpdateRaftVoter, are stored in the log
 
 A change begins only when a record of the leader's own epoch is committed, and the previous VotersRecord, too:
 then any majority of the old set and any majority of the new one have a node in common. The new set counts as
@@ -73,6 +75,8 @@ class VoterChanges:
     def __init__(self, node: Any) -> None:
         self._node = node
         self._pending: Pending | None = None
+        self._reported: dict[int, Voter] = {}  # by other voters to us, as leader of kraft.version 0
+        self._reported_in = -1  # the epoch whose leader has answered our own report
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -101,7 +105,7 @@ class VoterChanges:
                     errors.INVALID_REQUEST, f"The request does not say where {node.listener} of it listens"
                 )
         if type(request) is Update and node.kraft_version < 1:
-            self._note(request, key, now_ms)
+            self._note(request, key, endpoints, now_ms)
             reply(self._refused(request, errors.NONE))
             return
         voters = self._changeable(now_ms)
@@ -185,14 +189,56 @@ class VoterChanges:
             raise KafkaError(errors.INVALID_REQUEST)
         return versions
 
-    def _note(self, request: Any, key: Key, now_ms: int) -> None:
-        """Handle an update of a JVM voter under controller.quorum.voters, too, which it repeats until it is
-        answered. Kafka keeps it in memory for an upgrade of kraft.version, which is not supported yet."""
-        self._versions_of(request)
+    def _note(self, request: Any, key: Key, endpoints: dict[str, tuple[str, int]], now_ms: int) -> None:
+        """Remember the directory and the endpoints of a voter of controller.quorum.voters, for `upgrade`."""
+        versions = self._versions_of(request)
         if key[0] not in self._node.voters:
             raise KafkaError(errors.VOTER_NOT_FOUND)
+        self._reported[key[0]] = Voter(*key, endpoints, versions)
         if self._node.is_voter and key[0] != self._node.node_id:
             self._node.leadership.heard(key[0], now_ms)
+
+    # -- kraft.version -------------------------------------------------------------------------------------
+
+    def upgrade(self, level: int, *, validate_only: bool) -> None:
+        """Raise kraft.version to `level`, which is 1, with the voters of controller.quorum.voters. Raises
+        KafkaError; then nothing has changed."""
+        node = self._node
+        if node.kraft_version == level:
+            return
+        if code := node._leaders_only(node.epoch):
+            raise KafkaError(code)
+        ours = Voter(node.node_id, node.directory_id, dict(node._endpoints), OUR_VERSIONS)
+        voters = {**self._reported, node.node_id: ours}
+        missing = sorted(node.voters.keys() - voters.keys())
+        if missing:
+            raise KafkaError(
+                errors.INVALID_UPDATE_VERSION,
+                f"Controllers {missing} have not reported their directories to the leader yet. They run, and"
+                " support this, if they are at least Kafka 4.1 or this release",
+            )
+        for voter in voters.values():
+            low, high = voter.kraft_versions
+            if not low <= level <= high:
+                raise KafkaError(
+                    errors.INVALID_UPDATE_VERSION,
+                    f"Controller {voter.voter_id} only supports {KRAFT_VERSION} {low}-{high}",
+                )
+        if validate_only:
+            return
+        ordered = [voters[voter] for voter in sorted(node.voters)]
+        records = [messages.KRaftVersionRecord(k_raft_version=level), voters_record(ordered)]
+        try:
+            offset = node.append_control(records)
+        except OSError as trouble:
+            raise KafkaError(errors.KAFKA_STORAGE_ERROR, str(trouble)) from trouble
+        logger.info(
+            "%s is %d from offset %d on, with voters %s", KRAFT_VERSION, level, offset, sorted(voters)
+        )
+
+    def reported(self, epoch: int) -> None:
+        """The leader of this epoch has answered our report."""
+        self._reported_in = epoch
 
     # -- progress of a change ------------------------------------------------------------------------------
 
@@ -243,7 +289,8 @@ class VoterChanges:
         return self._pending.deadline_ms if self._pending is not None else None
 
     def lost(self) -> None:
-        """This node no longer leads."""
+        """This node does not lead, or no longer."""
+        self._reported.clear()
         self._end(errors.NOT_LEADER_OR_FOLLOWER)
 
     # -- requests of a follower ----------------------------------------------------------------------------
@@ -266,6 +313,8 @@ class VoterChanges:
         node = self._node
         cluster_id, key = node.cluster_id, (node.node_id, node.directory_id)
         _, version, voters = node.history.newest
+        if version < 1 and node.is_voter and endpoints and self._reported_in != node.epoch:
+            return update_request(cluster_id, node.epoch, key, endpoints)
         if version < 1 or not voters:
             return None
         if node.is_voter:
@@ -316,7 +365,8 @@ class VoterChanges:
 
 
 def update_request(cluster_id: str, epoch: int, key: Key, endpoints: dict[str, tuple[str, int]]) -> Any:
-    """Return the request of a voter with another address than the log has."""
+    """Return the request of a voter with another address than the log has, or whose directory the leader does
+    not know."""
     return Update(
         cluster_id=cluster_id,
         current_leader_epoch=epoch,

@@ -6,6 +6,7 @@ from steps import finish
 
 from kafkad.controller import feature_levels, quotas
 from kafkad.protocol import errors, messages
+from kafkad.protocol.errors import KafkaError
 
 BEFORE_UPGRADE_TYPES, NEWEST = 0, 2
 
@@ -88,8 +89,8 @@ def test_a_quota_that_cannot_be_changes_nothing(entry):
 # -- features ----------------------------------------------------------------------------------------------
 
 
-def update(world, *updates, version=NEWEST, validate_only=False, voters=(9,)):
-    """(error code, message); an update is (feature, level, upgrade type)."""
+def update(world, *updates, version=NEWEST, validate_only=False, voters=(9,), raised=None):
+    """(error code, message); an update is (feature, level, upgrade type). `raised`: takes kraft.version's."""
     cls = messages.UpdateFeaturesRequest
     request = cls(
         validate_only=validate_only,
@@ -98,7 +99,7 @@ def update(world, *updates, version=NEWEST, validate_only=False, voters=(9,)):
             for name, level, kind in updates
         ],
     )
-    plan = feature_levels.plan_update(world.image, 9, voters, version, request)
+    plan = feature_levels.plan_update(world.image, 9, voters, version, request, raised or print)
     records, response = finish(plan)
     world.commit(records)
     return response.error_code, response.error_message or ""
@@ -128,6 +129,21 @@ def test_metadata_version_goes_back_only_where_nothing_is_lost():
     assert update(world, ("metadata.version", 24, SAFE)) == (0, "")
     assert world.image.metadata_version == 24
     assert update(world, ("metadata.version", 22, SAFE))[0] == errors.INVALID_UPDATE_VERSION
+
+
+def test_kraft_version_is_raised_after_all_others_or_not_at_all():
+    world, levels = World(1), []
+    world.image.kraft_version = 0
+    kraft = ("kraft.version", 1, UP)
+    assert update(world, kraft, ("group.version", 7, UP), raised=levels.append)[0]
+    assert update(world, kraft, ("group.version", 1, UP), raised=levels.append) == (0, "")
+    assert levels == [1]
+
+    def refuse(level):
+        raise KafkaError(errors.INVALID_UPDATE_VERSION, "controllers are missing")
+
+    code, message = update(world, kraft, ("share.version", 0, UP), raised=refuse)
+    assert (code, "controllers are missing" in message) == (errors.INVALID_UPDATE_VERSION, True)
 
 
 @pytest.mark.parametrize(

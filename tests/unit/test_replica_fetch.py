@@ -1,5 +1,6 @@
 """Replica fetch (_native/serving/replica_fetch) against leaders that a test plays, honest ones and others."""
 
+import contextlib
 import os
 import random
 import socket
@@ -16,7 +17,7 @@ from kafkad.log import runs
 from kafkad.log.log import Log
 from kafkad.protocol import codec, messages
 from kafkad.replication import truncation
-from tests.unit.log_world import LogWorld, ManualScheduler, topic_config
+from tests.unit.log_world import LogWorld, ManualScheduler, batch, topic_config
 from tests.unit.test_log_runs import stored, write_at_random
 
 TOPIC = bytes(range(16))
@@ -643,3 +644,60 @@ def test_what_cannot_be_asked_for_is_refused(tmp_path, options):
 
 def test_states_have_numbers():
     assert (FETCHING, DELAYED, TRUNCATING, FAILED) == (0, 1, 2, 3)
+
+
+def epochs_of(count):
+    """As many batches, each of a leader epoch of its own."""
+    return b"".join(bytes(batch(base_offset=at, leader_epoch=at)) for at in range(count))
+
+
+def longest_turn(world, data, until):
+    """Send as much of it as fits, and let the loop turn, until `until`. Return the longest turn, in seconds of
+    the loop's own time, whatever else the machine does."""
+    longest, at = 0.0, 0
+    for _ in range(100_000):
+        if until():
+            world.far.settimeout(5)
+            return longest
+        world.far.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            at += world.far.send(data[at:])
+        before = time.thread_time()
+        world.poll(1)
+        longest = max(longest, time.thread_time() - before)
+    raise AssertionError("it does not come to its end")
+
+
+def test_thousands_of_epochs_in_one_answer_are_many_turns(world):
+    count = 3_000
+    log = world.log(epoch=count)
+    world.connect()
+    world.asked()
+    answer = world.frame([((TOPIC, 0), {"records": epochs_of(count), "high_watermark": count})])
+    assert longest_turn(world, answer, lambda: log.high_watermark == count) < 0.1
+    assert (log.end_offset, len(log.epochs)) == (count, count)
+    assert world.asked()[2] == {(TOPIC, 0): (count, count, count - 1, 0)}
+    assert world.told == []
+
+
+@pytest.mark.parametrize("closes", ["closed by the leader", "detached", "removed"])
+def test_an_answer_that_is_parsed_in_turns_may_lose_its_connection_or_partition(world, closes):
+    log = world.log(epoch=3_000)
+    world.connect()
+    world.asked()
+    longest_turn(
+        world, world.frame([((TOPIC, 0), {"records": epochs_of(3_000)})]), lambda: log.end_offset > 0
+    )
+    assert log.end_offset < 3_000
+    if closes == "detached":
+        world.fetch.detach("enough")
+    elif closes == "removed":
+        assert world.fetch.remove(TOPIC, 0)
+    else:
+        world.far.close()
+    end = log.end_offset
+    for _ in range(1_000):
+        world.poll(1)
+        time.sleep(0.0005)
+    assert [each[0] for each in world.told] == ["lost"] * (closes != "removed")
+    assert log.end_offset == end if closes != "closed by the leader" else log.end_offset >= end

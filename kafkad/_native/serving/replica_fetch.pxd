@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 
+from kafkad._native.serving.connection cimport Timer
 from kafkad._native.serving.followed cimport Followed
 from kafkad._native.serving.outgoing cimport Outgoing
 from kafkad._native.serving.replication_quota cimport ReplicationQuota
@@ -27,8 +28,14 @@ cdef enum Place:                    # next part of an answer
     SKIP
     DIVERGING
 
+cdef struct Later:                  # the rest of the buffer is parsed when it is over
+    Timer timer                     # must be the first field
+    void* owner
+
 cdef class ReplicaFetch:
     cdef Outgoing link
+    cdef Later later
+    cdef bint called                # Python, since the clock was read
     cdef object reactor, sink, log
     cdef int32_t broker_id, max_wait_ms, min_bytes, max_bytes, partition_bytes, answer_bytes_max, batch_bytes_max
     cdef int16_t version
@@ -86,6 +93,7 @@ cdef class ReplicaFetch:
     cdef void deliver_and_fetch(self) noexcept
     cdef void list_changed(self, Followed* followed) noexcept nogil
     cdef void read_on(self) noexcept nogil
+    cdef void parse_on(self) noexcept nogil
     cdef int parse(self) noexcept nogil
     cdef int records(self) noexcept nogil
     cdef void records_over(self) noexcept nogil

@@ -12,7 +12,10 @@ partition that stopped waits for `resume`.
 The leader is not trusted. Bytes that do not parse, or sizes above the limits, end the connection with a reason. Bad records
 stop their partition only. The buffer grows to the size of a batch, at most `batch_bytes_max`, and shrinks again.
 
-Each call reads the socket once, so a turn is bounded by the buffer.
+Each call reads the socket once, so a turn is bounded by the buffer. If Python is called often for what is in it (each
+batch may have an epoch of its own), the parsing stops after TURN_US and continues after the others' turns (`later`).
+
+Over 900 lines: the parser of one answer, whose places share their state.
 
 Beware: the calls during the parsing (`go_on`, `overlap`, and callbacks of a log) may remove partitions or close the
 connection. After each, check `current` and `link.fd`. The other calls of `sink` come after it."""
@@ -26,13 +29,14 @@ from libc.string cimport memcmp, memcpy, memmove
 
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.partition_runs cimport RUN_NEWER, RUN_OVERLAPS, RunInfo
-from kafkad._native.serving.connection cimport core_fatal
+from kafkad._native.serving.connection cimport Core, Timer, clock_us, core_fatal
 from kafkad._native.serving.followed cimport Followed, followed_write, forgotten_write
 from kafkad._native.serving.outgoing cimport (
     outgoing_close, outgoing_open, outgoing_read, outgoing_reason, outgoing_send)
 from kafkad._native.serving.outgoing_tls cimport OutgoingTls
 from kafkad._native.serving.reactor cimport Reactor
 from kafkad._native.serving.replication_quota cimport FOLLOWER_SIDE, ReplicationQuota
+from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.shared.watermarks cimport Row
 from kafkad._native.wire.batch cimport NEED_PYTHON
 from kafkad._native.wire.buffer cimport (
@@ -56,6 +60,7 @@ cdef enum:
     EMPTY_ANSWERS = 32              # more of them than this within EMPTY_MS delay the next request
     EMPTY_MS = 500
     GOES_ON_MAX = 4                 # calls of `go_on` at one place
+    TURN_US = 5000
 
 
 cdef inline bint is_asked(const Followed* followed) noexcept nogil:
@@ -64,6 +69,10 @@ cdef inline bint is_asked(const Followed* followed) noexcept nogil:
 
 cdef void link_ready(void* owner) noexcept nogil:
     (<ReplicaFetch>owner).read_on()
+
+
+cdef void its_turn(Core* core, Timer* timer) noexcept nogil:
+    (<ReplicaFetch>(<Later*>timer).owner).parse_on()
 
 
 @cython.no_gc_clear              # __dealloc__ needs the reactor's core
@@ -79,6 +88,8 @@ cdef class ReplicaFetch:
         if not 0 < len(client_id) < 1 << 15:
             raise ValueError("a client id has 1 to 32767 bytes")
         self.link.fd = -1
+        self.later.timer.place = -1
+        self.later.owner = <void*>self
         self.reactor = reactor
         self.sink = sink
         self.broker_id = broker_id
@@ -99,6 +110,7 @@ cdef class ReplicaFetch:
     def __dealloc__(self):
         cdef int32_t i
         if self.link.core is not NULL:
+            timer_stop(self.link.core, &self.later.timer)
             outgoing_close(&self.link)
         for i in range(self.count):
             Py_DECREF(<object>self.followed[i].partition)
@@ -295,6 +307,7 @@ cdef class ReplicaFetch:
             self.followed[i].asked_offset = -1
 
     cdef void lose(self, object reason) noexcept:
+        timer_stop(self.link.core, &self.later.timer)
         outgoing_close(&self.link)
         self.current = NULL
         self.sent_ms = 0
@@ -444,7 +457,8 @@ cdef class ReplicaFetch:
 
     cdef void read_on(self) noexcept nogil:
         cdef int64_t n
-        cdef int state
+        if self.later.timer.place >= 0:                 # what was read before is not parsed yet
+            return
         if self.make_room(HEAD_BYTES_MAX) != 0:
             with gil:
                 self.lose("no memory for an answer")
@@ -460,10 +474,19 @@ cdef class ReplicaFetch:
             return
         self.end += n
         self.bytes_read += n
+        self.parse_on()
+
+    cdef void parse_on(self) noexcept nogil:
+        cdef int64_t began_us = clock_us()
+        cdef int state = 1
         self.trouble = NULL
         self.reading = True
-        state = 1
         while state > 0 and self.link.fd >= 0:
+            if self.called:
+                self.called = False
+                if clock_us() - began_us > TURN_US:
+                    timer_start(self.link.core, &self.later.timer, self.link.core.monotonic_ms + 1, its_turn)
+                    break
             state = self.parse()
         self.reading = False
         if self.link.fd < 0:                            # a callback has closed it
@@ -747,6 +770,7 @@ cdef class ReplicaFetch:
             return 0
         if code == NEED_PYTHON:
             self.gone_on += 1
+            self.called = True
             with gil:
                 if self.gone_on <= GOES_ON_MAX and self.go_on(run.base_offset, run.epoch):
                     return 1

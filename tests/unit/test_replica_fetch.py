@@ -652,8 +652,8 @@ def epochs_of(count):
 
 
 def longest_turn(world, data, until):
-    """Send as much of it as fits, and let the loop turn, until `until`. Return the longest turn, in seconds of
-    the loop's own time, whatever else the machine does."""
+    """Send as much of it as fits, and let the loop turn, until `until`. Return the longest turn, in seconds
+    of the loop's own time, whatever else the machine does."""
     longest, at = 0.0, 0
     for _ in range(100_000):
         if until():

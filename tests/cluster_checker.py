@@ -205,8 +205,8 @@ class Writer(threading.Thread):
 
     A leader that was cut off or halted, and does not know that another one was elected, may have appended
     what nobody else has. If librdkafka asks it again, it answers OUT_OF_ORDER_SEQUENCE_NUMBER, as Kafka does,
-    and librdkafka gives up for good. Then a new producer goes on under another number, and what was not
-    acknowledged may be there or not (`lives`)."""
+    and librdkafka takes a new producer epoch (`renewals`) or gives up for good. If it gives up, a producer
+    goes on with another number, and what was not acknowledged may be there or not (`lives`)."""
 
     def __init__(self, bootstrap: str, topic: str, number: int, seed: int, **config: object):
         super().__init__(daemon=True)
@@ -775,8 +775,10 @@ class Story:
         return sum(len(writer.acked) for writer in self.writers)
 
     def _renewed(self, index: int) -> set[int]:
-        """Offsets at which a repeat may be the client's doing: here none is."""
-        return set()
+        """Offsets at which a repeat may be the client's doing, by a leader that was deposed: see Writer."""
+        if not self._isolations():
+            return set()
+        return renewals(self.cluster.nodes[1].data_dir / f"{self.topic}-{index}")
 
     def _check_others(self, ends: list[int]) -> list[str]:
         """What is wrong with the other clients; the topic ends here."""

@@ -121,7 +121,8 @@ class Copier(threading.Thread):
             at = insist(lambda: reader.committed([place], 5))[0].offset
             reader.assign([TopicPartition(SOURCE, self.partition, max(at, 0))])
             while self.until is None or reader.position([place])[0].offset < self.until:
-                rows = [row for row in reader.consume(self.chance.randrange(1, 30), 0.2) if not row.error()]
+                most = self.chance.randrange(1, 30) if self.until is None else 1_000  # it may be far behind
+                rows = [row for row in reader.consume(most, 0.2) if not row.error()]
                 if rows and not self.copy(producer, reader, rows):
                     return False
             return self.until is not None

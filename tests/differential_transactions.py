@@ -67,6 +67,24 @@ class Transactions:
                     == errors.TRANSACTIONAL_ID_NOT_FOUND
                 )
             )
+        for side in self.run.sides:
+            _until(lambda side=side: self._leads(side))  # type: ignore[misc]
+            _until(lambda side=side: self._coordinates(side))  # type: ignore[misc]
+
+    def _leads(self, side: Side) -> bool:
+        """Whether the broker leads all partitions. On a busy machine, Kafka's metadata may say so long
+        before."""
+        cls = messages.ListOffsetsRequest
+        parts = [cls.Topics.Partitions(partition_index=index, timestamp=-1) for index in range(PARTITIONS)]
+        topics = [cls.Topics(name=name, partitions=parts) for name in self.topics]
+        found = side.ask(cls(replica_id=-1, topics=topics), 6).topics
+        return not any(part.error_code for topic in found for part in topic.partitions)
+
+    def _coordinates(self, side: Side) -> bool:
+        """Whether the broker has loaded the group; to ask for its coordinator makes the topic of offsets."""
+        if side.ask(messages.FindCoordinatorRequest(key=self.group, key_type=0), 2).error_code:
+            return False
+        return not side.ask(messages.OffsetFetchRequest(group_id=self.group, topics=[]), 5).error_code
 
     def steps(self, count: int) -> None:
         names, weights = list(WEIGHTS), list(WEIGHTS.values())

@@ -706,11 +706,18 @@ class Story:
                 client.ended.set()
 
     def _create(self) -> None:
-        admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap, **QUIET})
-        topic = NewTopic(self.topic, PARTITIONS, 3, config={"min.insync.replicas": "2"})
-        admin.create_topics([topic])[self.topic].result(WAIT_S)
-        self.cluster.whole(self.topic)
+        self._create_topic(self.topic)
         self._links_are_used()
+
+    def _create_topic(self, name: str) -> None:
+        admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap, **QUIET})
+        topic = NewTopic(name, PARTITIONS, 3, config={"min.insync.replicas": "2"})
+        try:
+            admin.create_topics([topic])[name].result(WAIT_S)
+        except KafkaException as trouble:  # librdkafka asks again when an answer is lost
+            if trouble.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+        self.cluster.whole(name)
 
     def _isolations(self) -> int:
         """How often a leader may have become one that does not know of its successor."""

@@ -20,15 +20,13 @@ import threading
 import time
 import traceback
 
-from confluent_kafka.admin import AdminClient, NewTopic
-
 from kafkad.client.cluster import Cluster as Connections
 from kafkad.client.connection import Unreachable
 from kafkad.client.consumer import READ_COMMITTED, Consumer
 from kafkad.client.offsets import LATEST, committed_offsets, list_offsets
 from kafkad.client.transactions import Transactions
 from kafkad.protocol.errors import KafkaError
-from tests.cluster_checker import PARTITIONS, QUIET, WAIT_S, Story, until
+from tests.cluster_checker import PARTITIONS, WAIT_S, Story, until
 
 RETRY_S = 20
 TIMEOUT_S = 8  # of one request: longer than any pause of a node
@@ -159,10 +157,7 @@ class PipelineStory(Story):
     def _create(self) -> None:
         super()._create()
         self.target = f"copies-{self.seed}"
-        admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap, **QUIET})
-        topic = NewTopic(self.target, PARTITIONS, 3, config={"min.insync.replicas": "2"})
-        admin.create_topics([topic])[self.target].result(WAIT_S)
-        self.cluster.whole(self.target)
+        self._create_topic(self.target)
 
     def _others(self) -> list:
         bootstrap = self.cluster.bootstrap

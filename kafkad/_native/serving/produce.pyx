@@ -29,8 +29,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from kafkad._native.wire.batch cimport COMPRESSION_MASK, HEADER_SIZE, NEED_PYTHON, TRANSACTIONAL, bad_records
 from kafkad._native.serving.buffers cimport buffer_release, buffer_retain
-from kafkad._native.serving.connection cimport (
-    Conn, Core, Slot, Timer, conn_end, conn_run, slot_drop, slot_open, slot_pend)
+from kafkad._native.serving.connection cimport Conn, Core, Slot, Timer, conn_end, conn_run, slot_drop, slot_open, slot_pend
 from kafkad._native.serving.old_produce cimport NOTHING_TO_APPEND, SETS_BELOW, judge_set, note_nothing
 from kafkad._native.serving.outcomes cimport free_text, note_refusal
 from kafkad._native.log.guards cimport NEED_TRANSACTION, PLAIN
@@ -48,16 +47,14 @@ from kafkad._native.serving.topic_rights cimport RIGHT_WRITE, may_topic, may_tra
 from kafkad._native.serving.unpacking cimport Job, unpack_now_ns
 from kafkad._native.shared.watermarks cimport Row
 from kafkad._native.wire.primitives cimport (
-    Cursor, KAFKAD_CHECK, get_i16, read_count, read_i16, read_i32, read_raw, read_uvarint, remaining,
-    skip_tags)
+    Cursor, KAFKAD_CHECK, get_i16, read_count, read_i16, read_i32, read_raw, read_uvarint, remaining, skip_tags)
 from kafkad._native.wire.errors cimport (
     INVALID_PRODUCER_ID_MAPPING, INVALID_RECORD, INVALID_REQUEST, INVALID_REQUIRED_ACKS, INVALID_TOPIC_EXCEPTION,
     NOT_ENOUGH_REPLICAS, NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT, TOPIC_AUTHORIZATION_FAILED,
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED, UNSUPPORTED_COMPRESSION_TYPE)
 from kafkad._native.wire.batch_layout cimport ATTRIBUTES_AT, MAGIC_AT
 from kafkad._native.serving.produce_answers cimport drop_texts, produce_answer
-from kafkad._native.serving.produce_slow_path cimport (
-    append_python, close_work, finish_append, hides_log_start, take_pending)
+from kafkad._native.serving.produce_slow_path cimport append_python, close_work, finish_append, hides_log_start, take_pending
 from kafkad._native.serving.produce_state cimport (
     OUTCOME_AGAIN, OUTCOME_TO_ASK, OUTCOME_TO_COME, HeldProduce, Outcome, Part, Producing, Request, TopicParts)
 

@@ -7,6 +7,7 @@ import click
 from kafkad.cli import client_quotas, scram_users
 from kafkad.cli.output import (
     CONTEXT,
+    Refused,
     connected,
     one_action,
     parse_pairs,
@@ -35,6 +36,7 @@ USERS = "users"
 NAMES = "kafkad.entity_names"
 QUOTAS = client_quotas.TYPES  # users, clients and addresses
 NOT_SET_HERE = (4, 5)
+WITH_ALL_KEYS = ("topics", "brokers", "groups")  # DescribeConfigs has those that are not set, too
 SET, DELETE = 0, 1
 
 
@@ -150,6 +152,8 @@ def command(
         if kind in QUOTAS:
             pairs = alter_clients(connection, quotas, pairs, gone)
         else:
+            if gone and name and kind in WITH_ALL_KEYS:
+                check_known(connection, kind, name, gone)
             alter(connection, TYPES[kind], name, pairs, gone)
         if as_json:
             print_json([{"type": kind, "name": name or None, "set": pairs, "deleted": gone}])
@@ -263,6 +267,14 @@ def described(connection: Connection, kind: str, name: str, everything: bool) ->
         for c in sorted(result.configs, key=lambda c: c.name)
         if everything or c.config_source not in NOT_SET_HERE
     ]
+
+
+def check_known(connection: Connection, kind: str, name: str, gone: list[str]) -> None:
+    """A broker takes the reset of a key that does not exist; its name is misspelled. Raises Refused."""
+    known = {row[2] for row in described(connection, kind, name, everything=True)}
+    unknown = [key for key in gone if key not in known]
+    if unknown:
+        raise Refused(f"{kind} have no {', '.join(unknown)}; kafkad configs --describe --all lists the keys")
 
 
 def alter(connection: Connection, kind: int, name: str, pairs: dict[str, str], gone: list[str]) -> None:

@@ -182,6 +182,7 @@ def test_configs(cli, topic, tmp_path):
     assert "max.message.bytes" in cli("configs", "--describe", "--topic", topic)
     assert "retention.ms" in cli.fails(1, *alter, "--add-config", "retention.ms=soon")
     assert "INVALID_CONFIG" in cli.fails(1, *alter, "--add-config", "no.such.key=1")
+    assert "topics have no retention.msec" in cli.fails(1, *alter, "--delete-config", "retention.msec")
     cli.fails(1, "configs", "--describe", "--topic", "nope")
     cli.fails(2, *alter)
     cli.fails(2, *alter, "--add-config", "x")

@@ -5,9 +5,11 @@ import json
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from kafkad.protocol import messages
 from kafkad.testing import Cluster
 from tests.clients import wait_until
 from tests.jvm import NEWEST, run_tool
+from tests.wire import Wire
 
 WAIT_S = 60.0
 
@@ -15,7 +17,14 @@ WAIT_S = 60.0
 @pytest.fixture(scope="module")
 def cluster():
     with Cluster(3, {"offsets.topic.num.partitions": 4}) as cluster:
+        wait_until(lambda: all(map(knows_controllers, cluster.nodes.values())), WAIT_S)
         yield cluster
+
+
+def knows_controllers(node):
+    """Java's admin client never asks again if the first answer of a controller names none (KIP-919)."""
+    with Wire(f"127.0.0.1:{node.controller_port}") as wire:
+        return len(wire.ask(messages.DescribeClusterRequest(endpoint_type=2), 1).brokers) == 3
 
 
 @pytest.fixture

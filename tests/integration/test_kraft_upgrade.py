@@ -66,7 +66,8 @@ def test_a_running_quorum_is_upgraded_and_then_a_voter_is_added(tmp_path):
     with ControllerQuorum(tmp_path, 3) as quorum:
         servers = servers_of(quorum)
         assert voters(quorum).keys() == {100, 101, 102}
-        upgrade(servers)
+        # The voters report their directories within seconds of an election.
+        wait_until(lambda: upgrade(servers, check=False).returncode == 0, WAIT_S)
         wait_until(lambda: finalized(servers) == 1, WAIT_S)
         known = voters(quorum)
         assert known.keys() == {100, 101, 102}
@@ -115,7 +116,9 @@ def test_a_mixed_quorum_is_upgraded_and_its_voters_change_under_either_leader(tm
             run_tool(NEWEST, *tool, "remove-controller", *leaving)
             wait_until(lambda gone=int(number): gone not in voters(quorum), WAIT_S)
             properties = cluster.nodes[int(number)].properties
-            run_tool(NEWEST, *tool, "--command-config", properties, "add-controller")
+            # The leader asks the new voter which versions it has: not yet, if their connection has just ended.
+            add = (*tool, "--command-config", properties, "add-controller")
+            wait_until(lambda add=add: run_tool(NEWEST, *add, check=False).returncode == 0, WAIT_S)
             wait_until(lambda: voters(quorum).keys() == {1, 2, 3}, WAIT_S)
         assert not cluster.tracebacks()
 

@@ -10,7 +10,7 @@ from kafkad.coordinator.markers import Marker
 from kafkad.protocol import errors, messages
 from kafkad.server import marker_transport
 from kafkad.server.marker_transport import MarkerTransport
-from tests.unit.test_routing import OFFSETS_TOPIC, TOPICS, World
+from tests.unit.routing_world import OFFSETS_TOPIC, TOPICS, World
 
 ALL = [(topic, index) for topic, count in TOPICS.items() for index in range(count)]
 

@@ -7,7 +7,7 @@ import pytest
 
 from kafkad.protocol import errors, messages
 from kafkad.server import transaction_gate
-from tests.unit.test_routing import OFFSETS_TOPIC, TOPICS, World
+from tests.unit.routing_world import OFFSETS_TOPIC, TOPICS, World
 
 WORKERS = 3
 ALL = [(topic, index) for topic, count in TOPICS.items() for index in range(count)]

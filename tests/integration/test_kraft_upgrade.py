@@ -116,7 +116,7 @@ def test_a_mixed_quorum_is_upgraded_and_its_voters_change_under_either_leader(tm
             run_tool(NEWEST, *tool, "remove-controller", *leaving)
             wait_until(lambda gone=int(number): gone not in voters(quorum), WAIT_S)
             properties = cluster.nodes[int(number)].properties
-            # The leader asks the new voter which versions it has: not yet, if their connection has just ended.
+            # The leader asks the new voter for its versions: not yet, if their connection has just ended.
             add = (*tool, "--command-config", properties, "add-controller")
             wait_until(lambda add=add: run_tool(NEWEST, *add, check=False).returncode == 0, WAIT_S)
             wait_until(lambda: voters(quorum).keys() == {1, 2, 3}, WAIT_S)

@@ -128,6 +128,17 @@ class Load(threading.Thread):
         else:
             self.troubles.append(str(error))
 
+    def init_transactions(self, producer):
+        """Again, as an application would, if its coordinator was killed meanwhile."""
+        for tries_left in reversed(range(3)):
+            try:
+                producer.init_transactions(60)
+                return
+            except KafkaException as error:
+                if not (tries_left and error.args[0].retriable()):
+                    self.troubles.append(f"init_transactions: {error}")
+                    raise
+
     def run(self):
         chance = random.Random(self.transactional)
         made = []
@@ -143,7 +154,7 @@ class Load(threading.Thread):
             made.append(Producer(settings))
         if self.transactional:
             for producer in made:
-                producer.init_transactions(60)
+                self.init_transactions(producer)
         while not self.ended.is_set():
             producer = chance.choice(made)
             if self.transactional:

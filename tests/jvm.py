@@ -13,6 +13,7 @@ when that is killed.
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import fcntl
 import functools
@@ -98,10 +99,18 @@ def die_with_parent() -> None:
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+_given: collections.deque[int] = collections.deque(maxlen=200)
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody uses, and that was not given to somebody who may be about to."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        if port not in _given:
+            _given.append(port)
+            return port
 
 
 def random_uuid() -> str:

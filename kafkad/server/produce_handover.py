@@ -12,8 +12,9 @@ the batch again, even if the answer names the new leader. In a controlled shutdo
     end       AFTER_S after the last leader has moved, at most HOLD_S after the begin. Later Produces are
               answered NOT_LEADER_OR_FOLLOWER with the new leader: Java's producer follows only that, at once
 
-Some Produces are not held: of several partitions, below version 10, without acks, above 1 MiB, or to a
-partition without other replicas in sync (`hand_over` of _native/serving/produce).
+Some Produces are not held: of several partitions, below version 10, of a transaction below version 12,
+without acks, above 1 MiB, or to a partition without other replicas in sync (`hand_over` of
+_native/serving/produce_leaving).
 
 The client's rights are checked here, and the new leader sees this broker as the sender. If it does not allow
 this broker to write, the client is told to ask it itself.

@@ -15,6 +15,7 @@ from kafkad._native.wire.batch_layout cimport MAGIC_AT
 cdef enum:
     HAND_OVER_MAX = 1024 * 1024         # records of a request that another broker gets from this one
     HINTS_FROM = 10                     # the version whose answers name the leader
+    ADDS_FROM = 12                      # the version that adds its partition to the transaction (KIP-890)
 
 
 cdef bint hand_over(Producing self, Conn* conn, Request* request, int32_t correlation_id, Entry* entry) noexcept nogil:
@@ -24,6 +25,8 @@ cdef bint hand_over(Producing self, Conn* conn, Request* request, int32_t correl
     if request.version < HINTS_FROM or request.acks == 0 or request.refusal or request.refused_whole or (
             entry is NULL or (entry.internal and not request.admin) or (<Partition>entry.partition).freshen()):
         return False
+    if request.transactional_size >= 0 and request.version < ADDS_FROM:
+        return False                                    # forwarded in a newer version, it would add the partition
     if not HEADER_SIZE <= request.parts.size <= HAND_OVER_MAX or request.parts.records[MAGIC_AT] != 2:
         return False
     row = (<Partition>entry.partition).row

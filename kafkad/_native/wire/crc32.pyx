@@ -36,7 +36,6 @@ def checksum_sliced(const uint8_t[::1] data not None, uint32_t seed=0):
     return <uint32_t>~kafkad_crc32_sliced(~seed, &data[0] if size else NULL, size)
 
 
-
 def set_folding(int bytes_per_step):
     """For tests: fold this many bytes per step: 256, 64, or 0 for tables. Return how many before, which is the most
     that this CPU supports."""

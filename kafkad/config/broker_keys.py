@@ -313,6 +313,10 @@ BROKER_KEYS: Final = by_name((
         "Whether a node whose connections end and whose listeners then refuse others is dead before its"
         " time-out: a broker is fenced, controllers elect another leader. Only kafkad has this key.",
         internal=True),
+    Key("kafkad.preferred.leader.delay.ms", LONG, 20 * SECOND, at_least(0), MEDIUM, READ_ONLY,
+        "A partition is given back to its preferred leader, without a pause for producers, when that has been"
+        " in sync for this long; not if `auto.leader.rebalance.enable` is false. Only kafkad has this key.",
+        internal=True),
     Key("leader.imbalance.check.interval.seconds", LONG, 300, at_least(1), HIGH, READ_ONLY,
         "How often the controller looks for leadership to give back."),
     Key("listener.security.protocol.map", STRING, PROTOCOL_MAP, ANY, LOW, PER_BROKER,

@@ -243,7 +243,8 @@ _ignored(
 _ignored_alone(
     "there is one broker: partitions have one replica, and it leads them",
     """
-    auto.leader.rebalance.enable leader.imbalance.check.interval.seconds num.replica.fetchers
+    auto.leader.rebalance.enable kafkad.preferred.leader.delay.ms
+    leader.imbalance.check.interval.seconds num.replica.fetchers
     replica.fetch.backoff.ms replica.fetch.max.bytes replica.fetch.min.bytes
     replica.fetch.response.max.bytes replica.fetch.wait.max.ms replica.lag.time.max.ms
     replica.socket.receive.buffer.bytes replica.socket.timeout.ms

@@ -1,7 +1,8 @@
 """Messages between the workers of a cluster member, in addition to metadata (server/metadata_feed).
 
     CONTROLLER_ASKED   a worker's request to the controller, by worker 0: AlterPartition of its partitions
-    HAND_OVER          from worker 0: hold Produces (server/produce_handover); answered when logs are drained
+    HAND_OVER          from worker 0: hold Produces, of all partitions or of some (server/produce_handover);
+                       answered when logs are drained
     DEPARTED           from worker 0: the controllers have released this broker, all may close connections
 
 Only worker 0 knows the active controller, because it follows the metadata log, and it has the one connection
@@ -11,7 +12,7 @@ Use: server/member_worker."""
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from kafkad.net.channel import Unreachable
@@ -78,25 +79,32 @@ class ControllerOfOthers:
 
 class Departure:
     """The first part of a stop: all workers serve until the controllers have released worker 0, or it is
-    gone."""
+    gone. And what is like it: some leaders move, but this broker stays.
 
-    def __init__(self, peers: Peers | None, hand_over: Callable[[], Awaitable[None]]) -> None:
+    `hand_over(moving)` holds a worker's Produces of these partitions; None: of all."""
+
+    def __init__(
+        self, peers: Peers | None, hand_over: Callable[[list[tuple[str, int]] | None], Awaitable[None]]
+    ) -> None:
         assert peers is not None
         self._peers = peers
         self._over = asyncio.Event()
 
-        async def begin() -> bytes:
-            await hand_over()
+        async def begin(moving: bytes) -> bytes:
+            pairs = (line.rpartition(" ") for line in moving.decode().splitlines())
+            await hand_over([(topic, int(index)) for topic, _, index in pairs] or None)
             return b""
 
-        peers.handle(HAND_OVER, lambda _, __: asyncio.ensure_future(begin()))
+        peers.handle(HAND_OVER, lambda _, moving: asyncio.ensure_future(begin(moving)))
         peers.handle(DEPARTED, lambda _, __: self._over.set())
         peers.on_down(lambda k: self._over.set() if k == LEADER and self._waits else None)
         self._waits = False
 
-    async def hand_over(self) -> None:
-        """Called by worker 0: let the others hold Produces, and wait until their logs are drained."""
-        asked = [self._peers.call(k, HAND_OVER, timeout_s=HAND_OVER_S) for k in self._peers.up]
+    async def hand_over(self, moving: Iterable[tuple[str, int]] = ()) -> None:
+        """Called by worker 0: let the others hold Produces of `moving`, or of all partitions if it is empty,
+        and wait until their logs are drained."""
+        lines = "".join(f"{topic} {index}\n" for topic, index in moving).encode()
+        asked = [self._peers.call(k, HAND_OVER, lines, HAND_OVER_S) for k in self._peers.up]
         await asyncio.gather(*asked, return_exceptions=True)
 
     def tell(self) -> None:

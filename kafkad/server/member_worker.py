@@ -24,6 +24,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from itertools import starmap
 from typing import Any, Final
 
 from kafkad._native.serving.replication_quota import ReplicationQuota
@@ -57,7 +58,8 @@ from kafkad.server.metadata_feed import LEADER, ForOthers, difference, encode_im
 from kafkad.server.node_links import broker_links, controller_links
 from kafkad.server.other_brokers import OtherBrokers
 from kafkad.server.place import Place
-from kafkad.server.produce_handover import ProduceHandover
+from kafkad.server.preferred_leaders import PreferredLeaders
+from kafkad.server.produce_handover import Key, ProduceHandover
 from kafkad.server.registration import advertised, registration_of
 from kafkad.server.transaction_storage import TRANSACTION_TOPIC
 from kafkad.server.turns import Steps
@@ -250,7 +252,8 @@ class MemberWorker(Worker):
         self._tasks: list[asyncio.Task[None]] = []
         self._start_failed: asyncio.Future[None] = self.loop.create_future()
         self._resumed = False  # as worker 0, the registration of our predecessor
-        self._handover: ProduceHandover | None = None  # once this broker leaves
+        self._handover: ProduceHandover | None = None  # once leaders move to other brokers
+        self._preferred: PreferredLeaders | None = None  # in worker 0, from `_begin_replication` on
         self._active = asyncio.Event()  # in the metadata this broker is not fenced
 
     def _meet(self) -> None:
@@ -455,6 +458,8 @@ class MemberWorker(Worker):
             self.others.follow_brokers()
         applied = yield from super()._follow(delta, image, defaults)
         if delta.brokers_changed or delta.partitions_changed:
+            if self._preferred is not None:
+                self._preferred.metadata_changed()
             yield from self.transactions.markers.retry_steps()  # their partitions may have leaders now
         return applied
 
@@ -522,6 +527,16 @@ class MemberWorker(Worker):
         self._follow_leaders()
         self._name_leaders()
         self.reactor.ask_elsewhere(self.partitions.leader_elsewhere)
+        if self.me == LEADER and self.config.auto_leader_rebalance_enable:
+            self._preferred = PreferredLeaders(
+                self.config.node_id,
+                lambda: self.metadata.image,
+                delay_s=self.config.kafkad_preferred_leader_delay_ms / 1000,
+                heartbeats=lambda: self.lifecycle.heartbeats,
+                hold=self._move,
+                ask=self.channel.ask,
+            )
+            self._run(self._preferred.run())
 
     def _on_role(self, log: Log, state: PartitionState) -> None:
         self.moves.on_role(log)
@@ -583,20 +598,27 @@ class MemberWorker(Worker):
         self.loop.run_until_complete(self._handed_over())
         super().hang_up()
 
-    async def _hand_over(self) -> None:
-        """Hold the Produces of this worker for the new leaders."""
+    async def _hand_over(self, moving: list[Key] | None = None) -> None:
+        """Hold the Produces of this worker for the new leaders, of `moving` or of all partitions."""
         if not hasattr(self, "reactor"):
             return
-        self._handover = handover = ProduceHandover(
-            self.config.node_id,
-            lambda: self.metadata.image,
-            self.others.for_produces,
-            self.reactor.hand_over,
-            self.loop,
-            self.fatal,
-        )
-        self._started("handover", handover.close)
-        await handover.begin(self.partitions)
+        if self._handover is None:
+            self._handover = ProduceHandover(
+                self.config.node_id,
+                lambda: self.metadata.image,
+                self.others.for_produces,
+                self.reactor.hand_over,
+                self.loop,
+                self.fatal,
+            )
+            self._started("handover", self._handover.close)
+        logs = self.partitions if moving is None else filter(None, starmap(self.partitions.find, moving))
+        await self._handover.begin(logs, moving)
+
+    async def _move(self, moving: list[Key]) -> None:
+        """Hold the Produces of these partitions in all workers."""
+        others = [] if self.place is None else [self._departure.hand_over(moving)]
+        await asyncio.gather(self._hand_over(moving), *others)
 
     async def _handed_over(self) -> None:
         if self._handover is not None:

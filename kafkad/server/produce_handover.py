@@ -1,16 +1,20 @@
-"""Hands Produces over to the new leaders while this broker leaves its cluster, so that clients do not retry.
+"""Hands Produces over to the new leaders of partitions that this broker leads no longer, so that clients do
+not retry.
 
 A client that is told NOT_LEADER_OR_FOLLOWER waits for its retry.backoff.ms (librdkafka: 100) before it sends
-the batch again, even if the answer names the new leader. In a controlled shutdown the broker avoids that:
+the batch again, even if the answer names the new leader. A broker that leaves its cluster, or gives
+partitions back to their preferred leaders, avoids that:
 
     hold      from now on Produces wait here, before anything is appended
     drain     the followers get the rest of each log that is led here, and its acknowledgements are sent
-    leave     the broker asks the controller to move its leaders (server/broker_lifecycle)
+    move      the broker asks the controller to move its leaders: all (server/broker_lifecycle), or some
+              (server/preferred_leaders)
     forward   a waiting Produce is sent to the new leader as soon as this broker knows it. Its client gets
               that leader's answer, with the new leader as CurrentLeader (KIP-951). librdkafka follows
               CurrentLeader in any answer, and waits for its earlier requests before it asks the new leader
-    end       AFTER_S after the last leader has moved, at most HOLD_S after the begin. Later Produces are
-              answered NOT_LEADER_OR_FOLLOWER with the new leader: Java's producer follows only that, at once
+    end       AFTER_S after the last leader has moved, at most HOLD_S (HOLD_SOME_S) after the begin. Later
+              Produces are answered NOT_LEADER_OR_FOLLOWER with the new leader: Java's producer follows only
+              that, at once
 
 Some Produces are not held: of several partitions, below version 10, of a transaction below version 12,
 without acks, above 1 MiB, or to a partition without other replicas in sync (`hand_over` of
@@ -19,10 +23,10 @@ _native/serving/produce_leaving).
 The client's rights are checked here, and the new leader sees this broker as the sender. If it does not allow
 this broker to write, the client is told to ask it itself.
 
-Use: server/member_worker; each worker has its own."""
+Use: server/member_worker; each worker has one."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple
 
 from kafkad._native.serving.connection import Connection
@@ -35,7 +39,9 @@ from kafkad.protocol.errors import KafkaError
 from kafkad.server.broker_channels import BrokerChannels
 
 HOLD_S: Final = 1.0
+HOLD_SOME_S: Final = 0.5  # of a broker that stays: if they do not move, the client asks here again
 AFTER_S: Final = 0.2
+REFUSE_S: Final = 0.1  # between the end and the closing of connections
 DRAIN_S: Final = 0.1  # at most; what is not replicated by then is answered as if nothing had been held
 LOOK_S: Final = 0.002
 AT_ONCE: Final = 500  # partitions that are looked at in one turn
@@ -55,6 +61,7 @@ NOT_FOR_US: Final = frozenset(
     }
 )
 
+Key = tuple[str, int]  # topic, partition
 Request = messages.ProduceRequest
 Response = messages.ProduceResponse
 
@@ -80,7 +87,7 @@ class ProduceHandover:
         me: int,
         image: Callable[[], MetadataImage],
         channels: BrokerChannels,
-        offer: Callable[[Any], None],
+        offer: Callable[[Any, Collection[Key] | None], None],
         loop: asyncio.AbstractEventLoop,
         fatal: Callable[[BaseException], object],
     ) -> None:
@@ -93,15 +100,18 @@ class ProduceHandover:
         self._fatal = fatal
         self._tasks: set[asyncio.Task[None]] = set()
         self._bytes = 0
-        self._ends_at = 0.0
+        self._ends_at = 0.0  # of the current hold; afterwards it is in the past
+        self._leaves = False
 
-    async def begin(self, logs: Iterable[Log]) -> None:
-        """Hold Produces, and return when the logs that are led here are drained."""
-        if self._ends_at:
-            return
-        self._ends_at = self._loop.time() + HOLD_S
-        self._offer(self._take)
-        self._start(self._end())
+    async def begin(self, logs: Iterable[Log], moving: Collection[Key] | None = None) -> None:
+        """Hold Produces of `moving`, for good of all; return when those of `logs` that are led here are
+        drained. ValueError if others are moving, or this broker leaves."""
+        if self._leaves or (moving is not None and self._ends_at > self._loop.time()):
+            raise ValueError("Produces are handed over already")
+        self._leaves = moving is None
+        self._ends_at = self._loop.time() + (HOLD_S if self._leaves else HOLD_SOME_S)
+        self._offer(self._take, moving)
+        self._start(self._end(moving))
         for broker in self._image().brokers.values():
             if broker.broker_id != self._me and not broker.fenced:
                 self._start(self._meet(broker.broker_id))
@@ -111,20 +121,25 @@ class ProduceHandover:
             self._loop.time() + DRAIN_S,
         )
 
-    async def _end(self) -> None:
-        """Take Produces until all that this broker leads, in any of its workers, have moved."""
-        led: list[tuple[str, int]] = []
-        for name, topic in self._image().topics.items():
-            led += [
-                (name, index)
-                for index, state in topic.partitions.items()
-                if state.leader == self._me and len(state.isr) > 1
-            ]
-            await asyncio.sleep(0)
-        await self._until(led, self._has_moved, self._ends_at)
-        self._ends_at = min(self._ends_at, self._loop.time() + AFTER_S)
-        await asyncio.sleep(self._ends_at - self._loop.time())
-        self._offer(None)
+    async def _end(self, moving: Collection[Key] | None) -> None:
+        """Take Produces until all of `moving`, or all that this broker leads, in any of its workers, have
+        moved."""
+        ends_at = self._ends_at
+        led = list(moving or ())
+        if moving is None:
+            for name, topic in self._image().topics.items():
+                led += [
+                    (name, index)
+                    for index, state in topic.partitions.items()
+                    if state.leader == self._me and len(state.isr) > 1
+                ]
+                await asyncio.sleep(0)
+        await self._until(led, self._has_moved, ends_at)
+        ends_at = min(ends_at, self._loop.time() + AFTER_S)
+        await asyncio.sleep(ends_at - self._loop.time())
+        if self._leaves == (moving is None):  # otherwise a hold of all has followed this one
+            self._ends_at = self._loop.time()
+            self._offer(None, None)
 
     async def _until(self, items: list[Any], is_over: Callable[[Any], bool], ends_at: float) -> None:
         """Wait until `is_over` each of `items`, which it takes, or until `ends_at`."""
@@ -135,17 +150,17 @@ class ProduceHandover:
                 items.pop()
             await asyncio.sleep(LOOK_S if items and not is_over(items[-1]) else 0)
 
-    def _has_moved(self, led: tuple[str, int]) -> bool:
+    def _has_moved(self, led: Key) -> bool:
         topic = self._image().topics.get(led[0])
         state = None if topic is None else topic.partitions.get(led[1])
         return state is None or state.leader != self._me
 
     async def finish(self) -> None:
-        """Wait, for a bounded time, until what was taken is answered and no more is taken. Connections are
-        closed after that."""
+        """Wait, for a bounded time, until what was taken is answered and no more is taken, and clients that
+        follow only a refusal were refused. Connections are closed after that."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=HOLD_S)
-            await asyncio.sleep(LOOK_S)  # the reactor sends the answers
+            await asyncio.sleep(REFUSE_S)
 
     def close(self) -> None:
         """Connections are about to be closed."""
@@ -192,7 +207,7 @@ class ProduceHandover:
         found = Response.Responses.PartitionResponses(
             index=waiting.partition, error_code=errors.NOT_LEADER_OR_FOLLOWER, base_offset=-1
         )
-        ends_at = self._loop.time() + HOLD_S
+        ends_at = self._loop.time() + HOLD_S if self._leaves else self._ends_at + AFTER_S
         while (state := self._state(waiting)) is not None and self._loop.time() < ends_at:
             if state.leader not in (self._me, -1):
                 found = await self._forward(waiting, state.leader)

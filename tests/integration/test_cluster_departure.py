@@ -1,4 +1,5 @@
-"""A node that stops hands its Produces over to the new leaders (server/produce_handover)."""
+"""A node that stops, or gives partitions back to their preferred leaders, hands its Produces over to the new
+leaders (server/produce_handover, server/preferred_leaders)."""
 
 import threading
 import time
@@ -19,7 +20,8 @@ PARTITIONS = 4
 
 @pytest.fixture(params=(1, 2), ids=("one worker", "two workers"))
 def cluster(request):
-    with Cluster(3, {"min.insync.replicas": 2}, workers=request.param) as cluster:
+    properties = {"min.insync.replicas": 2, "kafkad.preferred.leader.delay.ms": 500}
+    with Cluster(3, properties, workers=request.param) as cluster:
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
         admin.create_topics([NewTopic("kept", PARTITIONS, 3)])["kept"].result(WAIT_S)
         wait_until(lambda: all(len(part.isrs) == 3 for part in described(cluster).values()), WAIT_S)
@@ -30,6 +32,10 @@ def cluster(request):
 def described(cluster):
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     return admin.list_topics("kept", timeout=WAIT_S).topics["kept"].partitions
+
+
+def leaders(cluster):
+    return {index: part.leader for index, part in described(cluster).items()}
 
 
 def produced(wire, version, topic_id, index):
@@ -74,7 +80,36 @@ def test_the_new_leader_has_what_comes_while_a_node_leaves_and_its_client_is_tol
 
 
 @pytest.mark.timeout(180)
-def test_an_idempotent_producer_of_librdkafka_goes_on_at_the_new_leader(cluster):
+@pytest.mark.parametrize("version", [10, 13])
+def test_a_leader_gives_back_without_a_refusal_what_another_broker_should_lead(cluster, version):
+    preferred = described(cluster)[0].leader
+    cluster.stop(preferred)
+    wait_until(lambda: described(cluster)[0].leader not in (-1, preferred), WAIT_S)
+    leader = described(cluster)[0].leader
+    before = {index: part.leader for index, part in described(cluster).items()}
+    cluster.start(preferred)
+    answers = []
+    deadline = time.monotonic() + WAIT_S
+    with Wire(cluster.nodes[leader].bootstrap) as wire:
+        asked = messages.MetadataRequest(topics=[messages.MetadataRequest.Topics(name="kept")])
+        topic_id = wire.ask(asked, 12).topics[0].topic_id
+        while not answers or answers[-1].error_code == 0:
+            assert time.monotonic() < deadline, cluster.log
+            answers.append(produced(wire, version, topic_id, 0)[0])
+    *taken, refused = answers  # at last, as a client that does not heed the hint needs
+    assert refused.error_code == NOT_LEADER_OR_FOLLOWER
+    assert refused.current_leader.leader_id == preferred
+    assert [part.base_offset for part in taken] == list(range(len(taken)))
+    forwarded = [part.current_leader.leader_id for part in taken if part.current_leader.leader_id >= 0]
+    assert len(forwarded) > 0 and set(forwarded) == {preferred}
+    wait_until(lambda: set(leaders(cluster).values()) == {1, 2, 3}, WAIT_S)
+    kept = [index for index, led in before.items() if leaders(cluster)[index] == led]
+    assert len(kept) == PARTITIONS - sum(led == preferred for led in leaders(cluster).values())
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("event", ["stop", "give back"])
+def test_an_idempotent_producer_of_librdkafka_goes_on_at_the_new_leader(cluster, event):
     """Each record is there once and in order; what is forwarded and what the client sends do not mix."""
     told: list[str] = []
     delivered: list[tuple[int, bytes]] = []
@@ -95,14 +130,20 @@ def test_an_idempotent_producer_of_librdkafka_goes_on_at_the_new_leader(cluster)
         send(number)
     assert producer.flush(WAIT_S) == 0
     leaving = described(cluster)[0].leader
-    stopping = threading.Thread(target=cluster.stop, args=(leaving,))
-    stopping.start()
+    if event == "give back":
+        cluster.stop(leaving)
+        cluster.start(leaving)
+        changing = threading.Thread(target=wait_until, args=(lambda: leaders(cluster)[0] == leaving, WAIT_S))
+    else:
+        changing = threading.Thread(target=cluster.stop, args=(leaving,))
+    changing.start()
     number = 50
-    while stopping.is_alive():
+    while changing.is_alive():
         send(number)
         number += 1
     assert producer.flush(WAIT_S) == 0, cluster.log
     assert not told
+    assert (leaders(cluster)[0] == leaving) == (event == "give back")
     assert len(delivered) == number * PARTITIONS
     consumer = Consumer(
         {"bootstrap.servers": cluster.bootstrap, "group.id": "-", "enable.auto.commit": False}

@@ -40,7 +40,7 @@ FACTS = [line.split("\t") for line in (ROOT / "tests/unit/kafka_config_facts.tsv
 REQUIRED = {"controller.listener.names": "", "node.id": "1", "process.roles": "broker,controller"}
 
 
-OURS = {"broker": ["kafkad.failover.on.refused"]}
+OURS = {"broker": ["kafkad.failover.on.refused", "kafkad.preferred.leader.delay.ms"]}
 
 
 def test_every_key_of_kafka_is_a_row_and_no_other_but_ours() -> None:

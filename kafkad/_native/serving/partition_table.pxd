@@ -31,6 +31,7 @@ cdef struct Entry:                  # one partition of this worker
     Watch* last_produce
     Watch* fetches
     bint remote                     # owned by another worker: its partition is a reader
+    bint moving                     # its leadership: Produces wait for the new leader (produce_leaving.pyx)
     uint32_t advanced               # why it is in the pending list; 0: it is not
     uint64_t named                  # number of the last Produce that named it among others
     Entry* pending_next

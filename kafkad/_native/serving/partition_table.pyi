@@ -18,6 +18,8 @@ class PartitionTable:
         """The owner of this row reports that it advanced."""
     def owner_lost(self, owner: int) -> None:
         """Worker `owner` has died: the waiters of its entries look again."""
+    def mark_moving(self, topic: str, index: int, moving: bool) -> None:
+        """Note whether another broker is about to lead it. Nothing happens if it is not there."""
     def release_idle_readers(self) -> int:
         """Close files of other workers' partitions that were not read since the last call."""
     def ring_with(self, ring: Callable[[int, int], None] | None, me: int) -> None:

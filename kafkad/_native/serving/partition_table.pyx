@@ -475,6 +475,14 @@ cdef class PartitionTable:
             free(found.entries)
             free(found)
 
+    def mark_moving(self, str topic not None, int32_t index, bint moving) -> None:
+        """Note whether another broker is about to lead it. Nothing happens if it is not there."""
+        cdef bytes name = topic.encode()
+        cdef Entry* entry = topic_entry(
+            topic_by_name(&self.table, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name)), index)
+        if entry is not NULL:
+            entry.moving = moving
+
     def release_idle_readers(self) -> int:
         """Close files of other workers' partitions not read since the last call. Return the number of segments."""
         cdef Partition partition

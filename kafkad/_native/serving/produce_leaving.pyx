@@ -1,4 +1,4 @@
-"""A Produce while this broker leaves its cluster: server/produce_handover may take it, before anything is appended."""
+"""A Produce while leaders move to other brokers: server/produce_handover may take it, before anything is appended."""
 
 from libc.stdint cimport int32_t
 
@@ -23,7 +23,8 @@ cdef bint hand_over(Producing self, Conn* conn, Request* request, int32_t correl
     cdef const Row* row
     cdef Slot* slot
     if request.version < HINTS_FROM or request.acks == 0 or request.refusal or request.refused_whole or (
-            entry is NULL or (entry.internal and not request.admin) or (<Partition>entry.partition).freshen()):
+            entry is NULL or not (self.hands_over_all or entry.moving) or (entry.internal and not request.admin) or (
+                (<Partition>entry.partition).freshen())):
         return False
     if request.transactional_size >= 0 and request.version < ADDS_FROM:
         return False                                    # forwarded in a newer version, it would add the partition

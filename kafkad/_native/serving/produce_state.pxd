@@ -113,8 +113,10 @@ cdef class Producing:
     cdef object gate                # asks transaction coordinators (reactor.pyi); None: transactions are refused
     cdef bint serves_transactions
     cdef bint verifies              # transaction.partition.verification.enable
-    cdef object hand_over           # takes Produces while this broker leaves its cluster (reactor.pyi), or None
+    cdef object hand_over           # takes Produces while leaders move to other brokers (reactor.pyi), or None
     cdef bint hands_over            # whether there is one
+    cdef bint hands_over_all        # it takes those for entries that are not `moving`, too
+    cdef list moving                # (topic, index) of the entries that are
     cdef Part* parts                # parts of the current request
     cdef Outcome* outcomes          # as many as parts
     cdef uint32_t part_capacity

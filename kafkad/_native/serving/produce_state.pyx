@@ -9,6 +9,7 @@ cdef class Producing:
     def __cinit__(self, PartitionTable table not None):
         self.table = table
         self.unpacking = {}
+        self.moving = []
 
     def __dealloc__(self):
         free(self.parts)

@@ -1,5 +1,5 @@
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kafkad._native.log.group_commit import GroupCommit
@@ -81,9 +81,10 @@ class Reactor:
     def serve_transactions(self, gate: Gate | None, *, verify: bool = True) -> None:
         """Serve Produces with a transactional id; None: refuse them. `verify`: check that a client below v12
         has added its partitions (transaction.partition.verification.enable)."""
-    def hand_over(self, takes: Takes | None) -> None:
-        """Offer Produces to `takes` before they are appended; None: no more. Only those of one partition that
-        has other replicas in sync, or that another broker leads; v10 and later, with acks."""
+    def hand_over(self, takes: Takes | None, moving: Iterable[tuple[str, int]] | None = None) -> None:
+        """Offer Produces to `takes` before they are appended; None: no more. Only those of one partition (of
+        `moving`, if given) that has other replicas in sync, or that another broker leads; v10 and later,
+        with acks."""
     def add_listener(self, fd: int, name: str, *, phase: int = 2) -> None: ...
     on_certificate: Callable[[Connection, bytes], object] | None  # a ValueError closes the connection
     def secure(self, name: str, context: TlsContext) -> None:

@@ -157,10 +157,16 @@ cdef class Reactor(Rounds):
         self.producing.serves_transactions = gate is not None
         self.producing.verifies = verify
 
-    def hand_over(self, takes):
+    def hand_over(self, takes, moving=None):
         """Offer Produces to `takes` before they are appended. See reactor.pyi. None: no more."""
         self.producing.hand_over = takes
         self.producing.hands_over = takes is not None
+        self.producing.hands_over_all = moving is None
+        for topic, index in self.producing.moving:
+            self.table.mark_moving(topic, index, False)
+        self.producing.moving = [] if moving is None else list(moving)
+        for topic, index in self.producing.moving:
+            self.table.mark_moving(topic, index, True)
 
     def authorize(self, authorizer not None):
         """Check Produce and Fetch against the rights from `authorizer` (security/authorizer)."""

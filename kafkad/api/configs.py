@@ -6,10 +6,10 @@ resource has: what it does not name is deleted. IncrementalAlterConfigs (key 44)
 deletes, and edits lists (KIP-339). ListConfigResources (key 74), v0-1.   v0 knows client metrics only
 (KIP-714), v1 every type (KIP-1142).
 
-Resources are judged one by one and each has its own error. What only this broker can judge is refused here
-(`refusals`), the rest by the controller, which writes: Kafka's broker and controller share the work so.
-The name of a broker resource is this broker's id, or "" for all brokers. A value that must not be
-shown, or that of a key nobody knows, is null. Sources of the rules: ConfigHelper, ConfigAdminManager,
+Each resource is checked separately and has its own error. `invalid_resources` checks what only this broker
+can check, and the controller, which writes, checks the rest; Kafka's broker and controller share the work in
+the same way. The name of a broker resource is this broker's id, or "" for all brokers. A value that must
+not be shown, or that of an unknown key, is null. Sources of the rules: ConfigHelper, ConfigAdminManager,
 ConfigurationControlManager.
 
 Not yet: authorization; policies (alter.config.policy.class.name is a Java class)."""
@@ -293,7 +293,7 @@ def alter_configs(services: Services, context: RequestContext, request: Any) -> 
             yield
         resources.append(Resource(asked.resource_type, asked.resource_name, operations))
         yield
-    errors = yield from refusals(
+    errors = yield from invalid_resources(
         services.metadata.image,
         services.config,
         resources,
@@ -324,7 +324,7 @@ def incremental_alter_configs(services: Services, context: RequestContext, reque
             yield
         resources.append(Resource(asked.resource_type, asked.resource_name, operations))
         yield
-    errors = yield from refusals(
+    errors = yield from invalid_resources(
         services.metadata.image,
         services.config,
         resources,
@@ -436,7 +436,7 @@ def _refuse(answer: Any, error: KafkaError) -> None:
     answer.error_code, answer.error_message = error.code, error.message
 
 
-def refusals(
+def invalid_resources(
     image: MetadataImage,
     config: BrokerConfig,
     resources: list[Resource],

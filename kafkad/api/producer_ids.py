@@ -34,11 +34,11 @@ def init_producer_id(services: Services, context: RequestContext, request: Any) 
             context.client_host,
         )
     if request.transactional_id is not None or one_of_two:
-        return _refusal(errors.INVALID_REQUEST)
+        return _error_response(errors.INVALID_REQUEST)
     try:
         producer_id = present(services.producer_ids).generate()
     except KafkaError as trouble:
-        return _refusal(code_of(trouble))
+        return _error_response(code_of(trouble))
     return _later(producer_id) if inspect.isawaitable(producer_id) else _granted(producer_id)
 
 
@@ -47,7 +47,7 @@ def _when_there_are_ids(services: Services, context: RequestContext, request: An
     try:
         coming = present(services.producer_ids).coming()
     except KafkaError as trouble:
-        return _refusal(code_of(trouble))
+        return _error_response(code_of(trouble))
     if coming is None:
         return _of_transactional_id(services, context, request)
     return _awaited(services, context, request, coming)
@@ -85,12 +85,12 @@ async def _later(generated: Awaitable[int]) -> Any:
     try:
         return _granted(await generated)
     except KafkaError as trouble:
-        return _refusal(code_of(trouble))
+        return _error_response(code_of(trouble))
 
 
 def _granted(producer_id: int) -> Any:
     return messages.InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
 
 
-def _refusal(code: int) -> Any:
+def _error_response(code: int) -> Any:
     return messages.InitProducerIdResponse(error_code=code, producer_id=NOTHING, producer_epoch=NOTHING)

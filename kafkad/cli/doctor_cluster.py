@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from kafkad.client.cluster import Cluster
 from kafkad.client.connection import Unreachable
 from kafkad.config.broker import BrokerConfig, ConfigError
-from kafkad.config.served import ignored, is_alone, refusal, refusals
+from kafkad.config.served import ignored, is_alone, unserved_message, unserved_values
 from kafkad.config.topic import TOPIC_KEYS
 from kafkad.log.checkpoints import META_PROPERTIES
 from kafkad.log.identity import Identity, read_identity
@@ -63,7 +63,7 @@ def examine_node(path: str) -> Iterator[Finding]:
     except ConfigError as wrong:
         yield Finding("properties", TROUBLE, str(wrong), f"correct {path}; JVM Kafka would refuse it, too")
         return
-    found = refusals(config)
+    found = unserved_values(config)
     for sentence in found:
         yield Finding("properties", TROUBLE, sentence, "change it before kafkad takes this node")
     if not found:
@@ -202,7 +202,7 @@ def _configurations(cluster: Cluster, told: Any) -> Iterator[Finding]:
         for result in cluster.any().ask(request).results:
             for each in result.configs:
                 is_given = each.config_source == OF_TOPIC and each.value is not None
-                if is_given and (sentence := refusal(each.name, each.value, TOPIC_KEYS)):
+                if is_given and (sentence := unserved_message(each.name, each.value, TOPIC_KEYS)):
                     found.setdefault(sentence, []).append(result.resource_name)
     for sentence, names in found.items():
         yield Finding(
@@ -224,7 +224,7 @@ def _configurations(cluster: Cluster, told: Any) -> Iterator[Finding]:
             continue  # named above
         for each in result.configs:
             is_given = each.config_source in (DYNAMIC_BROKER, DYNAMIC_DEFAULT) and each.value is not None
-            if is_given and (sentence := refusal(each.name, each.value)):
+            if is_given and (sentence := unserved_message(each.name, each.value)):
                 dynamic.setdefault(sentence, []).append(str(node))
     for sentence, nodes in dynamic.items():
         yield Finding(

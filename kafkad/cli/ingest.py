@@ -272,9 +272,9 @@ def replay_dlq(pipeline: str, overrides: tuple[str, ...], as_json: bool) -> None
 
 def refusing(work: Callable[[], Any]) -> Any:
     """Return `work()`. If it refuses, print the error message and exit with 1."""
-    from kafkad.ingest.refusals import REFUSALS
+    from kafkad.ingest.user_errors import USER_ERRORS
 
     try:
         return work()
-    except REFUSALS as refused:
+    except USER_ERRORS as refused:
         raise Refused(str(refused)) from refused

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from kafkad.config.broker import BrokerConfig, base_key
 from kafkad.config.broker_keys import BROKER_KEYS, BROKER_QUOTA_KEYS
 from kafkad.config.definition import LIST, PER_BROKER, READ_ONLY, ConfigError, Key, to_string
-from kafkad.config.served import ignorance, refusal
+from kafkad.config.served import ignored_message, unserved_message
 from kafkad.protocol.errors import INVALID_CONFIG, INVALID_REQUEST, KafkaError
 
 # IncrementalAlterConfigs' operations
@@ -202,7 +202,10 @@ def with_dynamic(
 
 def _ignored(layers: Iterable[Mapping[str, str]]) -> list[str]:
     return [
-        sentence for layer in layers for name, text in layer.items() if (sentence := ignorance(name, text))
+        sentence
+        for layer in layers
+        for name, text in layer.items()
+        if (sentence := ignored_message(name, text))
     ]
 
 
@@ -224,7 +227,7 @@ def _usable(
             except ConfigError as error:
                 reason = str(error)
         if reason is None:
-            reason = refusal(name, text)
+            reason = unserved_message(name, text)
         if reason:
             complaints.append(f"The {layer} {name} is ignored: {reason}")
         else:

@@ -54,10 +54,10 @@ def treatment(name: str) -> Treatment:
     return known
 
 
-def refusals(config: BrokerConfig) -> list[str]:
+def unserved_values(config: BrokerConfig) -> list[str]:
     """Return one error message per refused value."""
-    found = [sentence for name, text in config.given.items() if (sentence := refusal(name, text))]
-    of_roles = _protocol_refusals(config) if is_alone(config) else _cluster_refusals(config)
+    found = [sentence for name, text in config.given.items() if (sentence := unserved_message(name, text))]
+    of_roles = _unserved_protocols(config) if is_alone(config) else _unserved_in_cluster(config)
     return [*of_roles, *found]
 
 
@@ -67,7 +67,7 @@ def ignored(config: BrokerConfig) -> list[str]:
     return [
         sentence
         for name, text in config.given.items()
-        if name not in acted and (sentence := ignorance(name, text))
+        if name not in acted and (sentence := ignored_message(name, text))
     ]
 
 
@@ -92,7 +92,7 @@ def check_workers(config: BrokerConfig, workers: int | None, usable: int) -> int
 
 def check_served(config: BrokerConfig) -> None:
     """Raise ConfigError with one message about all refused values, if there are any."""
-    found = refusals(config)
+    found = unserved_values(config)
     if len(found) == 1:
         raise ConfigError(found[0])
     if found:
@@ -107,11 +107,11 @@ def refuse_changes(changes: Mapping[str, str | None], keys: Mapping[str, Key] | 
         if keys is None and base_key(name) != name and base_key(name) in PER_LISTENER - RELOADED:
             reason = "it cannot be updated dynamically for an existing listener; restart the broker"
             raise KafkaError(INVALID_CONFIG, f"Invalid configuration {name}: {reason}")
-        if text is not None and (sentence := refusal(name, text, keys)):
+        if text is not None and (sentence := unserved_message(name, text, keys)):
             raise KafkaError(INVALID_CONFIG, sentence)
 
 
-def refusal(name: str, text: str, keys: Mapping[str, Key] | None = None) -> str | None:
+def unserved_message(name: str, text: str, keys: Mapping[str, Key] | None = None) -> str | None:
     what = OF.get(name, ACTED) if keys is not None else treatment(name)
     if what.effect is not Effect.REFUSED or not _asks_for_more(name, text, what, keys):
         return None
@@ -120,7 +120,7 @@ def refusal(name: str, text: str, keys: Mapping[str, Key] | None = None) -> str 
     )
 
 
-def ignorance(name: str, text: str, keys: Mapping[str, Key] | None = None) -> str | None:
+def ignored_message(name: str, text: str, keys: Mapping[str, Key] | None = None) -> str | None:
     what = OF.get(name, ACTED) if keys is not None else treatment(name)
     if (
         what.effect is not Effect.IGNORED
@@ -154,7 +154,7 @@ def _shown(name: str, text: str, keys: Mapping[str, Key] | None) -> str:
     return HIDDEN if secret else text
 
 
-def _protocol_refusals(config: BrokerConfig) -> Iterator[str]:
+def _unserved_protocols(config: BrokerConfig) -> Iterator[str]:
     """Yield an error message per controller listener whose protocol is not supported. The protocol comes from
     the listener's name or from listener.security.protocol.map."""
     for endpoint in config.controller_endpoints:
@@ -168,7 +168,7 @@ def _protocol_refusals(config: BrokerConfig) -> Iterator[str]:
         yield f"Invalid value {endpoint} for configuration listeners: {wrong}"
 
 
-def _cluster_refusals(config: BrokerConfig) -> Iterator[str]:
+def _unserved_in_cluster(config: BrokerConfig) -> Iterator[str]:
     """Yield an error message per value that a node of a cluster cannot do yet."""
     roles = config.process_roles
     if not config.is_given("node.id") and not config.is_given("broker.id"):
@@ -196,6 +196,6 @@ def warn_ignored(kind: str, texts: Mapping[str, str], keys: Mapping[str, Key]) -
     """Log the values of a topic, group or subscription that have no effect. Each key is logged once per
     process, because clients such as Connect set some of them for each topic that they create."""
     for name, text in texts.items():
-        if name not in _warned and (sentence := ignorance(name, text, keys)):
+        if name not in _warned and (sentence := ignored_message(name, text, keys)):
             _warned.add(name)
             logger.warning("%s configuration: %s", kind, sentence)

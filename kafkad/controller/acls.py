@@ -4,7 +4,8 @@ Some ACLs of a request may be created while others are refused. An ACL that exis
 the request, succeeds and writes nothing. A request that would write more than RECORDS_MAX records writes
 none. (AclApis, AclControlManager.)
 
-`Held` indexes the ACLs of an image by their contents, so a request for one ACL does not read all of them."""
+`AclCounts` indexes the ACLs of an image by their contents, so that a request for one ACL does not read
+all of them."""
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -27,7 +28,7 @@ TOO_MANY_LISTED: Final = f"The answer would list more than {LISTED_MAX} acls."
 Steps = Generator[None, None, Any]
 
 
-class Held:
+class AclCounts:
     """The ACLs of the newest image, with the number of ids of each. `of` counts them again unless the image
     is the last one that `follow` got."""
 
@@ -65,9 +66,9 @@ class Held:
         self._acls = image.acls
 
 
-def plan_create(image: MetadataImage, held: Held, random: Any, request: Any) -> Steps:
+def plan_create(image: MetadataImage, counts: AclCounts, random: Any, request: Any) -> Steps:
     """Return (records, CreateAclsResponse)."""
-    known = yield from held.of(image)
+    known = yield from counts.of(image)
     records: dict[Acl, Any] = {}
     result = messages.CreateAclsResponse.Results
     results = []

@@ -57,7 +57,7 @@ class Controller:
         self._raft = raft
         self._clock = clock
         self._random = random
-        self._held_acls = acls.Held()
+        self._acl_counts = acls.AclCounts()
         self._tokens = tokens.Tokens.configured(config)
         # (encoded records, offset before, image) of each change, after the subscribers: to replay it
         # elsewhere
@@ -273,7 +273,7 @@ class Controller:
     def create_acls(self, request: Any) -> Steps:
         """Return a CreateAclsResponse."""
         before = self.head
-        records, response = yield from acls.plan_create(before, self._held_acls, self._random, request)
+        records, response = yield from acls.plan_create(before, self._acl_counts, self._random, request)
         yield from self._append_acls(before, records, response.results)
         return response
 
@@ -287,7 +287,7 @@ class Controller:
     def _append_acls(self, before: MetadataImage, records: list[Any], results: Iterable[Any]) -> Steps:
         yield from self._append_or_refuse(records, results)
         if self.head is not before:
-            yield from self._held_acls.follow(before, records, self.head)
+            yield from self._acl_counts.follow(before, records, self.head)
 
     # -- producer ids --------------------------------------------------------------------------------------
 

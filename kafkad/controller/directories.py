@@ -43,7 +43,7 @@ def plan_assign(image: MetadataImage, settings: TopicSettings, request: Any) -> 
             answer.topics.append(row)
             for partition in topic.partitions:
                 key = (topic.topic_id, partition.partition_index)
-                code = _refusal(image, key, broker.broker_id)
+                code = _error_code(image, key, broker.broker_id)
                 if not code:
                     assert known is not None
                     placed = {broker.broker_id: directory.id}
@@ -62,7 +62,7 @@ def plan_assign(image: MetadataImage, settings: TopicSettings, request: Any) -> 
     return records, response
 
 
-def _refusal(image: MetadataImage, key: PartitionKey, broker_id: int) -> int:
+def _error_code(image: MetadataImage, key: PartitionKey, broker_id: int) -> int:
     if key[0] not in image.topics_by_id:
         return errors.UNKNOWN_TOPIC_ID
     state = state_of(image, key)

@@ -77,7 +77,7 @@ def _decide(
     members = [(member.broker_id, member.broker_epoch) for member in proposal.new_isr_with_epochs]
     if version < WITH_EPOCHS:
         members = [(member, UNCHECKED) for member in proposal.new_isr]
-    code = _refusal(image, state, broker_id, members, proposal)
+    code = _error_code(image, state, broker_id, members, proposal)
     if code:
         return code, None, None
     assert state is not None
@@ -105,7 +105,7 @@ def _decide(
     return errors.NONE, record, after
 
 
-def _refusal(
+def _error_code(
     image: MetadataImage,
     state: PartitionState | None,
     broker_id: int,

@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 def main(arguments: list[str]) -> int:
     from kafkad.ingest import start
     from kafkad.ingest.pipeline_file import PipelineError, load
-    from kafkad.ingest.refusals import REFUSALS
+    from kafkad.ingest.user_errors import USER_ERRORS
 
     overrides = [value for flag, value in itertools.pairwise(arguments[1:]) if flag == "--set"]
     if not arguments or len(arguments) != 1 + 2 * len(overrides):
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     except PipelineError as wrong:
         print("\n".join(f"kafkad: {mistake}." for mistake in wrong.mistakes), file=sys.stderr)
         return 2
-    except (*REFUSALS, OSError) as refused:
+    except (*USER_ERRORS, OSError) as refused:
         print(f"kafkad: {refused}.", file=sys.stderr)
         return 1
     return {"SIGINT": 130, "SIGTERM": 143}.get(ended.why, 0)

@@ -36,7 +36,7 @@ from kafkad.raft.elections import (
 )
 from kafkad.raft.leadership import Leadership
 from kafkad.raft.observer import Leader, Observer, explained
-from kafkad.raft.quorum_messages import Flight, Reply, Standing
+from kafkad.raft.quorum_messages import InFlightRequest, LeaderAndEpoch, Reply
 from kafkad.raft.reconfigure import CHANGES, Update, VoterChanges, batch_of, refused
 from kafkad.raft.seldom import Seldom
 from kafkad.raft.served_fetches import ServedFetches
@@ -50,7 +50,7 @@ REFUSALS: Final = 2
 Send = Callable[[int, str, int, Any, int], Any]  # node id, host, port, request, token
 
 
-class Place(NamedTuple):
+class VoterAddress(NamedTuple):
     """The address of a voter. Its directory id is unknown with controller.quorum.voters (kraft.version 0)."""
 
     directory_id: bytes
@@ -98,7 +98,7 @@ class RaftNode(Observer):
         self._has_fetched = False  # from the leader of this epoch, and it has not died since
         self._refusals = 0  # connections that the leader refused, in a row
         self._deadline_ms = NEVER  # of the election, or of the followed leader
-        self._flights: dict[int, Flight] = {}
+        self._in_flight: dict[int, InFlightRequest] = {}
         self._token = 0
         self._backoff_ms: dict[int, int] = {}  # end of the pause, by node
         self._next_voter = 0  # the next one to ask for the leader
@@ -108,11 +108,11 @@ class RaftNode(Observer):
     # -- voters --------------------------------------------------------------------------------------------
 
     @property
-    def voters(self) -> dict[int, Place]:
+    def voters(self) -> dict[int, VoterAddress]:
         """The voters by id: from the log, or from controller.quorum.voters."""
         if voters := self.history.newest.voters:
-            return {voter.voter_id: Place(voter.directory_id, *self._at(voter)) for voter in voters}
-        return {each: Place(UNKNOWN_DIRECTORY, *at) for each, at in self._static_voters.items()}
+            return {voter.voter_id: VoterAddress(voter.directory_id, *self._at(voter)) for voter in voters}
+        return {each: VoterAddress(UNKNOWN_DIRECTORY, *at) for each, at in self._static_voters.items()}
 
     def _at(self, voter: Voter) -> tuple[str, int]:
         return voter.endpoints.get(self.listener) or next(iter(voter.endpoints.values()), ("", 0))
@@ -122,8 +122,8 @@ class RaftNode(Observer):
         return self._is_voter(self.node_id, self.directory_id)
 
     def _is_voter(self, node_id: int, directory_id: bytes) -> bool:
-        place = self.voters.get(node_id)
-        return place is not None and place.directory_id in (UNKNOWN_DIRECTORY, directory_id)
+        address = self.voters.get(node_id)
+        return address is not None and address.directory_id in (UNKNOWN_DIRECTORY, directory_id)
 
     @property
     def _may_stand(self) -> bool:
@@ -230,7 +230,7 @@ class RaftNode(Observer):
         """Change the role. Requests in flight and waiting Fetches belong to the previous role and end."""
         was_leader = self.role is Role.LEADER
         self.role, self._deadline_ms = role, deadline_ms
-        self._flights.clear()
+        self._in_flight.clear()
         self._backoff_ms.clear()
         self._fetching = None
         if role is not Role.LEADER:
@@ -330,8 +330,8 @@ class RaftNode(Observer):
         if epoch < self.epoch or (epoch == self.epoch and (leader_id < 0 or self._leader_id >= 0)):
             return
         at = next(((each.host, each.port) for each in endpoints if each.node_id == leader_id), None)
-        place = self.voters.get(leader_id)
-        self._enter(epoch, leader_id, at or ((place.host, place.port) if place is not None else None))
+        address = self.voters.get(leader_id)
+        self._enter(epoch, leader_id, at or ((address.host, address.port) if address is not None else None))
 
     # -- what is due ---------------------------------------------------------------------------------------
 
@@ -340,12 +340,12 @@ class RaftNode(Observer):
         if self._broken:
             return NEVER
         now_ms = self._now()
-        for token, flight in list(self._flights.items()):
-            if flight.deadline_ms <= now_ms:
-                self._flight_failed(token, flight, now_ms)
+        for token, sent in list(self._in_flight.items()):
+            if sent.deadline_ms <= now_ms:
+                self._request_failed(token, sent, now_ms)
         self._fetches.expire(now_ms)
         due_ms = self._poll_role(now_ms)
-        times = [flight.deadline_ms for flight in self._flights.values()]
+        times = [sent.deadline_ms for sent in self._in_flight.values()]
         times += self._fetches.deadlines
         times += [until for until in self._backoff_ms.values() if until > now_ms]
         return max(min([due_ms, *times]) - self._now(), 0)
@@ -418,10 +418,10 @@ class RaftNode(Observer):
             return
         last = (self.last_fetched_epoch, self.end_offset)
         for voter in sorted(tally.silent):
-            place = self.voters.get(voter)
-            if place is not None:
+            address = self.voters.get(voter)
+            if address is not None:
                 request = wire.vote(
-                    self.cluster_id, (voter, place.directory_id), (self.node_id, self.directory_id),
+                    self.cluster_id, (voter, address.directory_id), (self.node_id, self.directory_id),
                     self.epoch, last, pre_vote=self.role is Role.PROSPECTIVE,
                 )  # fmt: skip
                 self._ask(voter, request, now_ms)
@@ -440,12 +440,12 @@ class RaftNode(Observer):
             return
         leader = self.leader
         if leader is not None and self._backoff_ms.get(leader.node_id, 0) <= now_ms:
-            if not any(flight.node_id == leader.node_id for flight in self._flights.values()):
+            if not any(sent.node_id == leader.node_id for sent in self._in_flight.values()):
                 self._ask(leader.node_id, self._next_request(now_ms), now_ms, at=(leader.host, leader.port))
             return
         others = [each for each in self._others if leader is None or each != leader.node_id]
         others += [each for each, at in self._bootstrap.items() if at not in self._endpoints.values()]
-        if any(flight.node_id in others for flight in self._flights.values()):
+        if any(sent.node_id in others for sent in self._in_flight.values()):
             return
         for turn in range(len(others)):
             voter = others[(self._next_voter + turn) % len(others)]
@@ -479,15 +479,15 @@ class RaftNode(Observer):
     ) -> bool:
         """Send a request, unless one to that node is in flight; return whether it was sent. `again_ms`: send
         no other one for this time, even if it is answered."""
-        if any(flight.node_id == node_id for flight in self._flights.values()):
+        if any(sent.node_id == node_id for sent in self._in_flight.values()):
             return False
         if self._backoff_ms.get(node_id, 0) > now_ms:
             return False
         at = at or self._bootstrap.get(node_id)
-        place = self.voters.get(node_id)
-        host, port = at or ((place.host, place.port) if place is not None else ("", 0))
+        address = self.voters.get(node_id)
+        host, port = at or ((address.host, address.port) if address is not None else ("", 0))
         self._token += 1
-        self._flights[self._token] = Flight(
+        self._in_flight[self._token] = InFlightRequest(
             node_id, type(request), self.epoch, now_ms + self._timings.request_ms
         )
         if again_ms:
@@ -495,37 +495,37 @@ class RaftNode(Observer):
         self._send(node_id, host, port, request, self._token)
         return True
 
-    def _flight_failed(self, token: int, flight: Flight, now_ms: int) -> None:
-        del self._flights[token]
+    def _request_failed(self, token: int, sent: InFlightRequest, now_ms: int) -> None:
+        del self._in_flight[token]
         until = now_ms + self._timings.retry_ms
-        self._backoff_ms[flight.node_id] = max(self._backoff_ms.get(flight.node_id, 0), until)
-        if flight.kind is messages.ApiVersionsRequest:
-            self._changes.versions_answered(flight.node_id, None, now_ms)
-        if flight.kind in CHANGES:
+        self._backoff_ms[sent.node_id] = max(self._backoff_ms.get(sent.node_id, 0), until)
+        if sent.kind is messages.ApiVersionsRequest:
+            self._changes.versions_answered(sent.node_id, None, now_ms)
+        if sent.kind in CHANGES:
             self._change_ms = now_ms + self._timings.fetch_ms
 
     def response(self, token: int, response: Any | None, *, refused: bool = False) -> None:
         """Take the response to the request with this token; None: it was not sent, or the connection broke.
         `refused`: nothing listens there. Raises UnusableMetadata, KafkaError (KAFKA_STORAGE_ERROR)."""
-        flight = self._flights.get(token)
-        if flight is None or self._broken:
+        sent = self._in_flight.get(token)
+        if sent is None or self._broken:
             return  # sent in a previous role
         now_ms = self._now()
         if response is None:
-            self._flight_failed(token, flight, now_ms)
-            if self.role is Role.FOLLOWER and flight.node_id == self._leader_id:
+            self._request_failed(token, sent, now_ms)
+            if self.role is Role.FOLLOWER and sent.node_id == self._leader_id:
                 self._leader_failed(refused, now_ms)
             self._wake()
             return
-        del self._flights[token]
+        del self._in_flight[token]
         try:
-            good = self._take_response(flight, response, now_ms)
+            good = self._take_response(sent, response, now_ms)
         except Malformed as trouble:
-            logger.error("node %d of the metadata quorum sent a wrong answer: %s", flight.node_id, trouble)
+            logger.error("node %d of the metadata quorum sent a wrong answer: %s", sent.node_id, trouble)
             good = False
         if not good:
             until = now_ms + self._timings.retry_ms
-            self._backoff_ms[flight.node_id] = max(self._backoff_ms.get(flight.node_id, 0), until)
+            self._backoff_ms[sent.node_id] = max(self._backoff_ms.get(sent.node_id, 0), until)
         self._wake()
 
     def _leader_failed(self, refused: bool, now_ms: int) -> None:
@@ -539,46 +539,46 @@ class RaftNode(Observer):
         self._deadline_ms = min(self._deadline_ms, now_ms + wait_ms)
         logger.info("the leader %d of the metadata quorum refuses connections", self._leader_id)
 
-    def _take_response(self, flight: Flight, response: Any, now_ms: int) -> bool:
-        if flight.kind in (wire.Fetch, wire.FetchSnapshot):
+    def _take_response(self, sent: InFlightRequest, response: Any, now_ms: int) -> bool:
+        if sent.kind in (wire.Fetch, wire.FetchSnapshot):
             return self._take_records(response, now_ms)
-        if flight.kind is messages.ApiVersionsRequest:
-            self._changes.versions_answered(flight.node_id, response, now_ms)
+        if sent.kind is messages.ApiVersionsRequest:
+            self._changes.versions_answered(sent.node_id, response, now_ms)
             return True
-        if flight.kind in CHANGES:
-            return self._asked_for_change(flight, response, now_ms)
+        if sent.kind in CHANGES:
+            return self._asked_for_change(sent, response, now_ms)
         if response.error_code:
             if response.error_code == errors.UNSUPPORTED_VERSION and self.role is Role.PROSPECTIVE:
                 self._stand(Role.CANDIDATE)  # the other node does not know pre-votes
                 return True
             self.trouble = explained(response.error_code, self.cluster_id)
-            if self._seldom.due((flight.node_id, self.trouble), now_ms):
-                logger.warning("node %d answers: %s", flight.node_id, self.trouble)
+            if self._seldom.due((sent.node_id, self.trouble), now_ms):
+                logger.warning("node %d answers: %s", sent.node_id, self.trouble)
             return False
         partition = wire.told(response)
         if partition is None:
             raise Malformed("the answer is not about the partition of the metadata log")
         code = partition.error_code
         self._hear(partition.leader_epoch, partition.leader_id, response.node_endpoints)
-        if partition.leader_epoch != flight.epoch or self.epoch != flight.epoch:
+        if partition.leader_epoch != sent.epoch or self.epoch != sent.epoch:
             return True  # about another epoch
         if code:
             return code not in (errors.BROKER_NOT_AVAILABLE, errors.INVALID_REQUEST)
-        if flight.kind is wire.Vote and self._tally is not None:
-            self._tally.count(flight.node_id, partition.vote_granted)
+        if sent.kind is wire.Vote and self._tally is not None:
+            self._tally.count(sent.node_id, partition.vote_granted)
             self._win_if_won()
             if self.role is Role.PROSPECTIVE and self._tally is not None and self._tally.is_lost:
                 self._lose()
-        elif flight.kind is wire.End and self.role is Role.RESIGNED:
-            self._acknowledged.add(flight.node_id)
+        elif sent.kind is wire.End and self.role is Role.RESIGNED:
+            self._acknowledged.add(sent.node_id)
         return True
 
-    def _asked_for_change(self, flight: Flight, response: Any, now_ms: int) -> bool:
+    def _asked_for_change(self, sent: InFlightRequest, response: Any, now_ms: int) -> bool:
         self._change_ms = now_ms + self._timings.fetch_ms
-        if flight.kind is Update and response.error_code != errors.REQUEST_TIMED_OUT:
-            self._changes.reported(flight.epoch)
+        if sent.kind is Update and response.error_code != errors.REQUEST_TIMED_OUT:
+            self._changes.reported(sent.epoch)
         if response.error_code:
-            logger.info("the leader answers %s: %s", flight.kind.NAME, KafkaError(response.error_code))
+            logger.info("the leader answers %s: %s", sent.kind.NAME, KafkaError(response.error_code))
         elif self.role is Role.FOLLOWER:
             self._deadline_ms = now_ms + self._timings.fetch_ms
         return not response.error_code
@@ -599,17 +599,17 @@ class RaftNode(Observer):
     def handle(self, request: Any, reply: Reply) -> None:
         """Answer by `reply(response)`: at once, but a Fetch may wait. Raises UnusableMetadata."""
         if self._broken:
-            reply(self._refusal(request, errors.KAFKA_STORAGE_ERROR))
+            reply(self._error_response(request, errors.KAFKA_STORAGE_ERROR))
             return
         if request.cluster_id is not None and request.cluster_id != self.cluster_id:
-            reply(self._refusal(request, errors.INCONSISTENT_CLUSTER_ID))
+            reply(self._error_response(request, errors.INCONSISTENT_CLUSTER_ID))
             return
         if type(request) in CHANGES:
             self._changes.handle(request, reply, self._now())
             return
         partition = wire.asked(request)
         if partition is None:
-            reply(wire.refusal(request, errors.INVALID_REQUEST))
+            reply(wire.error_response(request, errors.INVALID_REQUEST))
             return
         kind = type(request)
         try:
@@ -626,19 +626,19 @@ class RaftNode(Observer):
                 reply(self._handle_end(request, partition))
         except Malformed as trouble:
             logger.error("a request of the metadata quorum is wrong: %s", trouble)
-            reply(wire.refusal(request, errors.INVALID_REQUEST))
+            reply(wire.error_response(request, errors.INVALID_REQUEST))
 
-    def _refusal(self, request: Any, code: int) -> Any:
+    def _error_response(self, request: Any, code: int) -> Any:
         if type(request) in CHANGES:
-            return refused(request, code, standing=self.standing)
-        return wire.refusal(request, code)
+            return refused(request, code, leader=self.leader_and_epoch)
+        return wire.error_response(request, code)
 
     @property
-    def standing(self) -> Standing:
+    def leader_and_epoch(self) -> LeaderAndEpoch:
         leader = self.leader if self.leader is not None and self.role is not Role.UNATTACHED else None
         if leader is not None and leader.node_id == self._leader_id:
-            return Standing(self.epoch, self._leader_id, leader.host, leader.port)
-        return Standing(self.epoch, self._leader_id)
+            return LeaderAndEpoch(self.epoch, self._leader_id, leader.host, leader.port)
+        return LeaderAndEpoch(self.epoch, self._leader_id)
 
     def _voters_only(self, node_id: int, epoch: int) -> int:
         if epoch < self.epoch:
@@ -656,11 +656,11 @@ class RaftNode(Observer):
         if min(last) < 0 or illegal:
             code = errors.INVALID_REQUEST
         if code:
-            return wire.answer(request, code, self.standing, vote_granted=False)
+            return wire.answer(request, code, self.leader_and_epoch, vote_granted=False)
         if epoch > self.epoch:
             self._detach(epoch)
         if not self._is_for_us(request.voter_id, partition.voter_directory_id):
-            return wire.answer(request, errors.INVALID_VOTER_KEY, self.standing, vote_granted=False)
+            return wire.answer(request, errors.INVALID_VOTER_KEY, self.leader_and_epoch, vote_granted=False)
         granted = may_grant(
             self.role,
             candidate,
@@ -679,21 +679,21 @@ class RaftNode(Observer):
                 "node %d %s %s a %svote in epoch %d", self.node_id, "gives" if granted else "refuses",
                 candidate[0], "pre-" if partition.pre_vote else "", epoch,
             )  # fmt: skip
-        return wire.answer(request, errors.NONE, self.standing, vote_granted=granted)
+        return wire.answer(request, errors.NONE, self.leader_and_epoch, vote_granted=granted)
 
     def _handle_begin(self, request: Any, partition: Any) -> Any:
         code = self._voters_only(partition.leader_id, partition.leader_epoch)
         if code:
-            return wire.answer(request, code, self.standing)
+            return wire.answer(request, code, self.leader_and_epoch)
         self._hear_of_leader(request, partition)
         if not self._is_for_us(request.voter_id, partition.voter_directory_id):
             code = errors.INVALID_VOTER_KEY
-        return wire.answer(request, code, self.standing)
+        return wire.answer(request, code, self.leader_and_epoch)
 
     def _handle_end(self, request: Any, partition: Any) -> Any:
         code = self._voters_only(partition.leader_id, partition.leader_epoch)
         if code:
-            return wire.answer(request, code, self.standing)
+            return wire.answer(request, code, self.leader_and_epoch)
         self._hear_of_leader(request, partition)
         if self.role is Role.FOLLOWER and self._leader_id == partition.leader_id:
             named = [
@@ -704,7 +704,7 @@ class RaftNode(Observer):
             position = next((at for at, each in enumerate(named) if each in ours), len(named))
             self._deadline_ms = self._now() + self._timings.backoff_ms(position, len(named))
             self._wake()
-        return wire.answer(request, errors.NONE, self.standing)
+        return wire.answer(request, errors.NONE, self.leader_and_epoch)
 
     def _hear_of_leader(self, request: Any, partition: Any) -> None:
         """Take leader and epoch from its request. Older versions have no address."""

@@ -30,7 +30,7 @@ RESPONSES: Final[dict[Any, Any]] = {
 Reply = Callable[[Any], Any]
 
 
-class Standing(NamedTuple):
+class LeaderAndEpoch(NamedTuple):
     """The leader of an epoch, and its address: part of every response. `leader_id` -1: not known."""
 
     epoch: int
@@ -39,7 +39,7 @@ class Standing(NamedTuple):
     port: int = 0
 
 
-class Flight(NamedTuple):
+class InFlightRequest(NamedTuple):
     """A request that was sent and not answered yet."""
 
     node_id: int
@@ -76,32 +76,32 @@ def told(response: Any) -> Any | None:
     return topics[0].partitions[0] if len(topics) == 1 and len(topics[0].partitions) == 1 else None
 
 
-def refusal(request: Any, code: int) -> Any:
+def error_response(request: Any, code: int) -> Any:
     """Return a response with an error for the whole request."""
     return RESPONSES[type(request)](error_code=code)
 
 
-def answer(request: Any, code: int, standing: Standing, **fields: Any) -> Any:
+def answer(request: Any, code: int, current: LeaderAndEpoch, **fields: Any) -> Any:
     """Return a response about the partition, with `fields` in the partition's part."""
     cls = RESPONSES[type(request)]
-    endpoints = [cls.NodeEndpoints(node_id=standing.leader_id, host=standing.host, port=standing.port)]
-    nodes = endpoints if standing.leader_id >= 0 and standing.host else []
+    endpoints = [cls.NodeEndpoints(node_id=current.leader_id, host=current.host, port=current.port)]
+    nodes = endpoints if current.leader_id >= 0 and current.host else []
     if type(request) is Fetch:
         part = cls.Responses.Partitions
-        leader = part.CurrentLeader(leader_id=standing.leader_id, leader_epoch=standing.epoch)
+        leader = part.CurrentLeader(leader_id=current.leader_id, leader_epoch=current.epoch)
         partition = part(partition_index=0, error_code=code, current_leader=leader, **fields)
         topic = cls.Responses(topic=TOPIC, topic_id=TOPIC_ID, partitions=[partition])
         return cls(responses=[topic], node_endpoints=nodes)
     part = cls.Topics.Partitions
     if type(request) is FetchSnapshot:
-        leader = part.CurrentLeader(leader_id=standing.leader_id, leader_epoch=standing.epoch)
+        leader = part.CurrentLeader(leader_id=current.leader_id, leader_epoch=current.epoch)
         partition = part(index=0, error_code=code, current_leader=leader, **fields)
         return cls(topics=[cls.Topics(name=TOPIC, partitions=[partition])], node_endpoints=nodes)
     partition = part(
         partition_index=0,
         error_code=code,
-        leader_id=standing.leader_id,
-        leader_epoch=standing.epoch,
+        leader_id=current.leader_id,
+        leader_epoch=current.epoch,
         **fields,
     )
     return cls(topics=[cls.Topics(topic_name=TOPIC, partitions=[partition])], node_endpoints=nodes)

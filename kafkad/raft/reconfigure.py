@@ -24,7 +24,7 @@ from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.raft.control_records import Voter, control_batch, voters_record
 from kafkad.raft.elections import UNKNOWN_DIRECTORY
-from kafkad.raft.quorum_messages import Reply
+from kafkad.raft.quorum_messages import LeaderAndEpoch, Reply
 from kafkad.raft.voters import Key, Voters, key_of, replaced, without
 
 logger = logging.getLogger(__name__)
@@ -56,15 +56,15 @@ class Pending(NamedTuple):
     offset: int = -1
 
 
-def refused(request: Any, code: int, why: str = "", standing: Any = None) -> Any:
-    """Return a response with this error. `standing`: the leader, for UpdateRaftVoter."""
+def refused(request: Any, code: int, why: str = "", leader: LeaderAndEpoch | None = None) -> Any:
+    """Return a response with this error. `leader` is for UpdateRaftVoter."""
     cls = RESPONSES[type(request)]
     if cls is not RESPONSES[Update]:
         return cls(error_code=code, error_message=why or None)
     response = cls(error_code=code)
-    if standing is not None:
+    if leader is not None:
         response.current_leader = cls.CurrentLeader(
-            leader_id=standing.leader_id, leader_epoch=standing.epoch, host=standing.host, port=standing.port
+            leader_id=leader.leader_id, leader_epoch=leader.epoch, host=leader.host, port=leader.port
         )
     return response
 
@@ -87,7 +87,7 @@ class VoterChanges:
             reply(self._refused(request, trouble.code, trouble.message or ""))
 
     def _refused(self, request: Any, code: int, why: str = "") -> Any:
-        return refused(request, code, why, self._node.standing)
+        return refused(request, code, why, self._node.leader_and_epoch)
 
     def _begin(self, request: Any, reply: Reply, now_ms: int) -> None:
         node = self._node

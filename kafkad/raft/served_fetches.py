@@ -43,7 +43,7 @@ class ServedFetches:
             each.reply(self._error(each.request, code))
 
     def _error(self, request: Any, code: int) -> Any:
-        return wire.answer(request, code, self._node.standing, high_watermark=-1, records=b"")
+        return wire.answer(request, code, self._node.leader_and_epoch, high_watermark=-1, records=b"")
 
     def handle(self, request: Any, partition: Any, reply: Reply) -> None:
         if (
@@ -104,8 +104,8 @@ class ServedFetches:
                 node._changes.look(now_ms)
         told = node.high_watermark if leadership.high_watermark >= 0 else -1
         response = wire.answer(
-            request, errors.NONE, node.standing, high_watermark=told, log_start_offset=log.log_start_offset,
-            records=records, **fields,
+            request, errors.NONE, node.leader_and_epoch, high_watermark=told,
+            log_start_offset=log.log_start_offset, records=records, **fields,
         )  # fmt: skip
         return response, bool(fields) or bool(records) or partition.high_watermark < told
 
@@ -152,11 +152,11 @@ class ServedFetches:
         if not code and (snapshot == (0, 0) or snapshot not in node._files.snapshots()):
             code = errors.SNAPSHOT_NOT_FOUND
         if code:
-            return wire.answer(request, code, node.standing, unaligned_records=b"", **fields)
+            return wire.answer(request, code, node.leader_and_epoch, unaligned_records=b"", **fields)
         content = node._files.read_snapshot(snapshot)
         if not 0 <= partition.position < len(content):
             code = errors.POSITION_OUT_OF_RANGE
-            return wire.answer(request, code, node.standing, unaligned_records=b"", **fields)
+            return wire.answer(request, code, node.leader_and_epoch, unaligned_records=b"", **fields)
         node_id = request.replica_id
         assert node._leadership is not None
         if node_id != node.node_id and node._is_voter(node_id, partition.replica_directory_id):
@@ -164,5 +164,5 @@ class ServedFetches:
         end = partition.position + min(max(request.max_bytes, 1), PIECE_MAX)
         piece = bytes(content[partition.position : end])
         return wire.answer(
-            request, errors.NONE, node.standing, size=len(content), unaligned_records=piece, **fields
+            request, errors.NONE, node.leader_and_epoch, size=len(content), unaligned_records=piece, **fields
         )

@@ -111,7 +111,7 @@ class Links(Protocol):
     def secure(self, plain: socket.socket, host: str, port: int, reactor: Reactor) -> Awaitable[Secured]: ...
 
 
-class Place(NamedTuple):
+class FetcherId(NamedTuple):
     """Identifies a connection to a leader."""
 
     leader: int
@@ -159,8 +159,8 @@ class Fetchers:
         self.random = random
         self.closed = False
         self._fatal = fatal
-        self._fetchers: dict[Place, LeaderFetcher] = {}
-        self._places: dict[Key, Place] = {}
+        self._fetchers: dict[FetcherId, LeaderFetcher] = {}
+        self._fetcher_ids: dict[Key, FetcherId] = {}
         self._epochs: dict[Key, int] = {}
 
     def follow(self, log: Log, state: PartitionState) -> None:
@@ -175,29 +175,29 @@ class Fetchers:
         if state.leader < 0 or log.closed or self.closed:
             return
         number = fetcher_number(log.topic, log.partition, self.config.num_replica_fetchers)
-        place = Place(state.leader, number)
-        fetcher = self._fetchers.get(place)
+        fetcher_id = FetcherId(state.leader, number)
+        fetcher = self._fetchers.get(fetcher_id)
         if fetcher is None:
-            fetcher = self._fetchers[place] = LeaderFetcher(self, place)
-        self._places[key] = place
+            fetcher = self._fetchers[fetcher_id] = LeaderFetcher(self, fetcher_id)
+        self._fetcher_ids[key] = fetcher_id
         self._epochs[key] = state.leader_epoch
         fetcher.add(log, state.leader_epoch)
 
     def remove(self, topic_id: bytes, partition: int) -> None:
         """Stop fetching a partition. Its log is not used any more."""
-        place = self._places.pop((topic_id, partition), None)
+        fetcher_id = self._fetcher_ids.pop((topic_id, partition), None)
         self._epochs.pop((topic_id, partition), None)
-        if place is not None:
-            fetcher = self._fetchers[place]
+        if fetcher_id is not None:
+            fetcher = self._fetchers[fetcher_id]
             fetcher.remove((topic_id, partition))
             if not fetcher.followed:
-                del self._fetchers[place]
+                del self._fetchers[fetcher_id]
                 fetcher.close()
 
     def states(self) -> dict[tuple[str, int], tuple[int, int, int, int]]:
         """Return (leader, state, leader epoch, lag or -1) by topic and partition."""
         return {
-            (followed.log.topic, followed.log.partition): (fetcher.place.leader, *found)
+            (followed.log.topic, followed.log.partition): (fetcher.id.leader, *found)
             for fetcher in self._fetchers.values()
             for key, followed in fetcher.followed.items()
             if (found := fetcher.native.state_of(*key)) is not None
@@ -205,7 +205,7 @@ class Fetchers:
 
     def close(self) -> None:
         self.closed = True
-        for key in list(self._places):
+        for key in list(self._fetcher_ids):
             self.remove(*key)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -221,16 +221,16 @@ class Fetchers:
 class LeaderFetcher:
     """One connection to one leader, and its partitions. It is the `sink` of its ReplicaFetch."""
 
-    def __init__(self, fetchers: Fetchers, place: Place) -> None:
+    def __init__(self, fetchers: Fetchers, fetcher_id: FetcherId) -> None:
         config = fetchers.config
         self.fetchers = fetchers
-        self.place = place
+        self.id = fetcher_id
         self.followed: dict[Key, Followed] = {}
         self.native = ReplicaFetch(
             fetchers.reactor,
             self,
             broker_id=fetchers.broker_id,
-            client_id=f"broker-{fetchers.broker_id}-fetcher-{place.number}".encode(),
+            client_id=f"broker-{fetchers.broker_id}-fetcher-{fetcher_id.number}".encode(),
             version=fetch_version(fetchers.image().metadata_version),
             max_wait_ms=config.replica_fetch_wait_max_ms,
             min_bytes=config.replica_fetch_min_bytes,
@@ -246,7 +246,7 @@ class LeaderFetcher:
         self._spawn(self._run())
 
     def __repr__(self) -> str:
-        return f"<LeaderFetcher {self.place.number} of broker {self.place.leader}>"
+        return f"<LeaderFetcher {self.id.number} of broker {self.id.leader}>"
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self.fetchers.spawn(work)
@@ -423,12 +423,12 @@ class LeaderFetcher:
         if followed.reported != text:
             followed.reported = text
             logger.log(level, "%s-%d, fetched from broker %d: %s",
-                       followed.log.topic, followed.log.partition, self.place.leader, text)  # fmt: skip
+                       followed.log.topic, followed.log.partition, self.id.leader, text)  # fmt: skip
 
     def _say(self, text: str, level: int = logging.WARNING) -> None:
         if self._reported != text:
             self._reported = text
-            logger.log(level, "fetching from broker %d: %s", self.place.leader, text)
+            logger.log(level, "fetching from broker %d: %s", self.id.leader, text)
 
     # -- the connection --------------------------------------------------------------------------------------
 
@@ -451,7 +451,7 @@ class LeaderFetcher:
     def _address(self) -> tuple[str, int]:
         """Raises Unusable."""
         name = self.fetchers.config.inter_broker_listener_name
-        broker = self.fetchers.image().brokers.get(self.place.leader)
+        broker = self.fetchers.image().brokers.get(self.id.leader)
         endpoint = None if broker is None else broker.listeners.get(name)
         if endpoint is None:
             raise Unusable(f"it has no listener {name}")
@@ -527,7 +527,7 @@ class LeaderFetcher:
         try:
             host, port = self._address()
             timeout_s = self.fetchers.config.replica_socket_timeout_ms / 1000
-            client_id = f"broker-{self.fetchers.broker_id}-fetcher-{self.place.number}"
+            client_id = f"broker-{self.fetchers.broker_id}-fetcher-{self.id.number}"
             links = self.fetchers.links
             connect: Callable[..., Awaitable[Channel]] = Channel.connect if links is None else links.connect
             channel = await connect(host, port, client_id, timeout_s=timeout_s)

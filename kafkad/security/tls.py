@@ -56,7 +56,7 @@ CLIENT_KEYS: Final = (
 )  # fmt: skip
 
 
-class Place(NamedTuple):
+class TlsEndpoint(NamedTuple):
     listener: str
     protocol: str
 
@@ -87,7 +87,7 @@ def tls_contexts(config: Any, read: Callable[[str], bytes]) -> dict[str, TlsCont
 def client_context(config: Any, listener: str, read: Callable[[str], bytes]) -> TlsContext:
     """Return the context with which this node connects to a listener of other nodes (server/node_links).
     Raises ConfigError."""
-    return _Listener(config, Place(listener, "SSL"), read).client()
+    return _Listener(config, TlsEndpoint(listener, "SSL"), read).client()
 
 
 def client_options(config: Any, listener: str) -> dict[str, str]:

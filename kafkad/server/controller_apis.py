@@ -127,7 +127,7 @@ def describe_cluster(services: Any, context: RequestContext, request: Any) -> An
         cluster_id=services.quorum.node.cluster_id,
         endpoint_type=CONTROLLERS,
         error_message=None,
-        controller_id=services.quorum.node.standing.leader_id,
+        controller_id=services.quorum.node.leader_and_epoch.leader_id,
     )
     for controller in image.controllers.values():
         endpoint = controller.listeners.get(context.listener)

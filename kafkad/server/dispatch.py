@@ -35,8 +35,8 @@ from kafkad.protocol import codec, errors
 from kafkad.protocol.errors import KafkaError, Malformed, Meaningless
 from kafkad.security.authorizer import Subject
 from kafkad.server.authentication import Authentication, Session
+from kafkad.server.error_response import error_response
 from kafkad.server.guard import admit, finish
-from kafkad.server.refusal import refusal
 from kafkad.server.routing import HELD, Router
 from kafkad.server.throttling import pause_of, timed, with_pause
 from kafkad.server.turns import Steps, Turns
@@ -300,7 +300,7 @@ class Dispatcher:
                 "%s v%d from %s failed", api.name, context.version, context.client_host, exc_info=trouble
             )
         message = trouble.message if isinstance(trouble, KafkaError) else None
-        return refusal(api.key, context.version, request, code_of(trouble), message)
+        return error_response(api.key, context.version, request, code_of(trouble), message)
 
     def _respond(self, context: RequestContext, request_id: int, response: Any | None) -> None:
         if not self._answered(context, request_id, response):

@@ -21,7 +21,7 @@ from kafkad.protocol import errors, messages
 from kafkad.security.acls import Kind, Operation
 from kafkad.security.authorizer import Subject
 from kafkad.security.delegation import Principal, concerns
-from kafkad.server.refusal import refusal
+from kafkad.server.error_response import error_response
 from kafkad.server.turns import Steps
 
 AT_ONCE: Final = 64  # elements per step
@@ -62,7 +62,7 @@ class Gate:
 
     def refuse(self, code: int) -> Steps:
         """Refuse the whole request."""
-        self.refused = yield from refusal(
+        self.refused = yield from error_response(
             self.context.api_key, self.context.version, self.request, code, MESSAGES[code]
         )
 
@@ -102,7 +102,9 @@ class Gate:
             if getattr(response, "error_code", errors.NONE):
                 return  # nothing was served
             outline = type(self.request)(**{array: denied})
-            refused = yield from refusal(self.context.api_key, self.context.version, outline, code, message)
+            refused = yield from error_response(
+                self.context.api_key, self.context.version, outline, code, message
+            )
             getattr(response, answers).extend(getattr(refused, answers))
 
         self.after.append(after)

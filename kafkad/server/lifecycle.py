@@ -36,9 +36,9 @@ from kafkad.net.listener import ListenError
 from kafkad.raft.single_voter import UnusableMetadata
 from kafkad.security import exposure
 from kafkad.server.event_loop import EventLoop
-from kafkad.server.place import BROKEN, ENDING, NO_DIRECTORY, STOP, Place
 from kafkad.server.preload import preload
 from kafkad.server.worker import Worker
+from kafkad.server.worker_context import BROKEN, ENDING, NO_DIRECTORY, STOP, WorkerContext
 
 logger = logging.getLogger("kafkad")
 
@@ -132,10 +132,10 @@ def serve_alone(config: BrokerConfig, kind: Any = Worker) -> int:
     return 0
 
 
-def serve_as_worker(config: BrokerConfig, kind: type[Worker], place: Place) -> int:
+def serve_as_worker(config: BrokerConfig, kind: type[Worker], context: WorkerContext) -> int:
     """Run one of several workers, from the fork on. Return its exit code."""
     loop, fatal = new_loop()
-    worker = kind(config, loop, fatal, place)
+    worker = kind(config, loop, fatal, context)
     signals = Signals(loop, (STOP,))
     try:
         signals.catch()
@@ -143,7 +143,7 @@ def serve_as_worker(config: BrokerConfig, kind: type[Worker], place: Place) -> i
         signals.started()
     except TROUBLES as trouble:
         signals.started()  # the supervisor's STOP must not interrupt this: another worker may have failed
-        place.tell(trouble=str(trouble))
+        context.tell(trouble=str(trouble))
         return 1
     except (Interrupted, RuntimeError):
         if not signals.came:
@@ -156,7 +156,7 @@ def serve_as_worker(config: BrokerConfig, kind: type[Worker], place: Place) -> i
     joining.cancel()
     loop.run_until_complete(asyncio.wait([joining]))  # it accepts no connections any more
     worker.hang_up()
-    place.tell(quiet=True)
+    context.tell(quiet=True)
     signals.run_until(2)  # when all others have closed their connections, too
     worker.stop()
     finish(loop)

@@ -57,13 +57,13 @@ from kafkad.server.member_metadata import ControllerHalf, FollowedMetadata
 from kafkad.server.metadata_feed import LEADER, ForOthers, difference, encode_image
 from kafkad.server.node_links import broker_links, controller_links
 from kafkad.server.other_brokers import OtherBrokers
-from kafkad.server.place import Place
 from kafkad.server.preferred_leaders import PreferredLeaders
 from kafkad.server.produce_handover import Key, ProduceHandover
 from kafkad.server.registration import advertised, registration_of
 from kafkad.server.transaction_storage import TRANSACTION_TOPIC
 from kafkad.server.turns import Steps
 from kafkad.server.worker import REJOIN_S, MetadataCache, Worker
+from kafkad.server.worker_context import WorkerContext
 
 logger = logging.getLogger("kafkad")
 
@@ -267,7 +267,7 @@ class MemberWorker(Worker):
         self._make_replicas(ask_by_worker_0(self.peers))
 
     def _open_directories(self) -> None:
-        if self.place is None:
+        if self.context is None:
             check_formatted(self.config)
         super()._open_directories()
 
@@ -277,7 +277,7 @@ class MemberWorker(Worker):
         self.controller_links = controller_links(lambda: self.config, read_bytes)
         self.client: Any = ControllerHalf(self) if is_controller else FollowedMetadata(self)
         self.raft: Any = self.client.replica
-        self.raft.keeps_values = self.place is not None
+        self.raft.keeps_values = self.context is not None
         self._started("metadata log", self.client.close)
         self.metadata = MetadataCache(self.raft.image)
         self.channel = ControllerChannel(
@@ -307,10 +307,10 @@ class MemberWorker(Worker):
         self._started("registration", self._leave)
         self._start_with(self._catch_up())
         self.metadata.image = self.raft.image
-        if self.place is not None:
-            self._meet_others(self.place)
+        if self.context is not None:
+            self._meet_others(self.context)
 
-    def _meet_others(self, place: Place) -> None:
+    def _meet_others(self, context: WorkerContext) -> None:
         """Connect to the other workers, when worker 0 has all the metadata that they may have: it sends them
         the rest."""
         super()._meet()
@@ -319,7 +319,7 @@ class MemberWorker(Worker):
         ForOthers(self.controller, self.peers, self.turns)
         ControllerOfOthers(self.peers, self.channel)
         self.log_dirs.metadata_offset = self.metadata.image.offset
-        place.first_image.publish(encode_image(self.metadata.image))
+        context.first_image.publish(encode_image(self.metadata.image))
 
     def _make_replicas(self, ask: Callable[..., Any]) -> None:
         """`ask` sends a request to the controller."""
@@ -329,7 +329,7 @@ class MemberWorker(Worker):
 
     def _throttle(self) -> None:
         """KIP-73."""
-        counted = throttle_table(self.config, 1) if self.place is None else self.place.throttles
+        counted = throttle_table(self.config, 1) if self.context is None else self.context.throttles
         counted.enter(self.me)
         self.throttle = ReplicationQuota(counted)
         throttles.limit(self.throttle, self.config)
@@ -340,7 +340,7 @@ class MemberWorker(Worker):
         return self.log_dirs.broker_epoch
 
     async def _applied_by_all(self, offset: int) -> None:
-        if self.place is None:
+        if self.context is None:
             await self.changes.wait(offset)
         else:
             await self.feed.complete(offset, KNOWN_S)
@@ -350,7 +350,7 @@ class MemberWorker(Worker):
             self.config,
             self.log_dirs,
             advertised(self.config, self.endpoints),
-            self.place.incarnation_id if self.place else random_uuid(self.random),
+            self.context.incarnation_id if self.context else random_uuid(self.random),
         )
 
     async def _catch_up(self) -> None:
@@ -369,7 +369,7 @@ class MemberWorker(Worker):
                 + (f"; last it answered {self.raft.trouble}" if self.raft.trouble else "")
             ) from None
         before = self.raft.image.brokers.get(self.config.node_id)
-        if self.place is not None and before and before.incarnation_id == self.place.incarnation_id:
+        if self.context is not None and before and before.incarnation_id == self.context.incarnation_id:
             self.lifecycle.resume(before.epoch, fenced=before.fenced)
             self._resumed = True  # heartbeats begin with the loop, when logs are open
         else:
@@ -410,12 +410,12 @@ class MemberWorker(Worker):
         self.partitions.on_role = self._on_role
         self.partitions.on_reader = self.replicas.on_reader
         self.partitions.on_dropped = self._on_dropped
-        if self.place is not None:
+        if self.context is not None:
             self.feed.left_out = lambda trouble: None  # worker 0 has logged it
         if self.config.replica_selector_class == RACK_AWARE:
             names = (endpoint.listener for endpoint in self.config.advertised_broker_endpoints)
             self.replicas.select_by_rack(frozenset(names))
-        self.replicas.inherits = self.place is not None and self.place.restarted  # until the loop runs
+        self.replicas.inherits = self.context is not None and self.context.restarted  # until the loop runs
         self._look_active()
 
     def _register(self) -> None:
@@ -429,14 +429,14 @@ class MemberWorker(Worker):
         previous = self.metadata.image.offset
         self.log_dirs.metadata_offset = image.offset
         self._on_change(delta, image)
-        if self.place is not None:
+        if self.context is not None:
             self.feed.committed(self.raft.values, previous, image)
 
     def _begun_anew(self, image: MetadataImage) -> None:
         """With a snapshot."""
         self.log_dirs.metadata_offset = image.offset
         self._on_change(difference(self.metadata.image, image), image)
-        if self.place is not None:
+        if self.context is not None:
             self.feed.replaced()
 
     def _on_change(self, delta: Any, image: MetadataImage) -> None:
@@ -495,7 +495,7 @@ class MemberWorker(Worker):
         yield from self.replicas.tick()
 
     def _accept(self) -> None:
-        if self.place is None:  # else `join` has done it
+        if self.context is None:  # else `join` has done it
             self._begin_replication()
             self._start_with(self._unfenced())
             self._start_failed.cancel()  # from here on what fails ends the broker
@@ -503,16 +503,16 @@ class MemberWorker(Worker):
         super()._accept()
 
     async def join(self) -> None:
-        assert self.place is not None
+        assert self.context is not None
         self._begin_replication()
         if self._resumed:
             self._run(self.lifecycle.run())
-        await self.feed.join(timeout_s=REJOIN_S if self.place.restarted else None)
+        await self.feed.join(timeout_s=REJOIN_S if self.context.restarted else None)
         await self._unless_failed(self._unfenced() if self.me == LEADER else self._active.wait())
         self._start_failed.cancel()  # from here on what fails ends the worker
         self._assign_directories()
         self._accept()
-        self.place.tell(ready=True)
+        self.context.tell(ready=True)
 
     async def _unfenced(self) -> None:
         """All workers have loaded their logs: wait until we may lead."""
@@ -586,7 +586,7 @@ class MemberWorker(Worker):
 
     def stop(self) -> None:
         is_started = self._undo and hasattr(self, "lifecycle")  # a start that failed has taken it all back
-        if self.place is None and is_started:
+        if self.context is None and is_started:
             self.loop.run_until_complete(self._depart())
             self.loop.run_until_complete(self._handed_over())
         super().stop()
@@ -630,7 +630,7 @@ class MemberWorker(Worker):
         voter continues to name the leader that has died."""
         if not self.config.controlled_shutdown_enable:
             return
-        if self.place is None:
+        if self.context is None:
             await self._hand_over()
         else:
             await asyncio.gather(self._hand_over(), self._departure.hand_over())

@@ -37,8 +37,8 @@ from kafkad.api.table import Api, Route
 from kafkad.coordinator.runtime import at_once
 from kafkad.metadata.image import BROKER_LOGGER
 from kafkad.protocol import codec, errors, messages
+from kafkad.server.error_response import error_response
 from kafkad.server.marker_routing import merge_markers, split_markers
-from kafkad.server.refusal import refusal
 from kafkad.server.turns import Steps, Turns
 from kafkad.server.worker_links import PeerLost, PeerTrouble
 
@@ -321,7 +321,7 @@ class Router:
         try:
             return await waiting or None
         except (PeerLost, PeerTrouble, TimeoutError) as trouble:
-            return await self._in_turns(self._refusal(api, context, request, trouble))
+            return await self._in_turns(self._error_response(api, context, request, trouble))
 
     def _ask_all(
         self, api: Api, context: RequestContext, parts: dict[int, Any], frame: bytes | None = None
@@ -346,9 +346,9 @@ class Router:
         try:
             frame = await waiting
         except (PeerLost, PeerTrouble, TimeoutError) as trouble:
-            return await self._in_turns(self._refusal(api, context, request, trouble))
+            return await self._in_turns(self._error_response(api, context, request, trouble))
         if not frame:
-            lost = refusal(api.key, context.version, request, errors.UNKNOWN_SERVER_ERROR)
+            lost = error_response(api.key, context.version, request, errors.UNKNOWN_SERVER_ERROR)
             return await self._in_turns(lost)
         cls = codec.response_class(api.key)
         if len(frame) < codec.WIDE_FRAME:
@@ -387,13 +387,13 @@ class Router:
                 raise PeerLost(f"worker {worker} is not there") from None
             call = self._peers.call(worker, FORWARD, payload, timeout_s)
 
-    def _refusal(self, api: Api, context: RequestContext, request: Any, trouble: Exception) -> Steps:
+    def _error_response(self, api: Api, context: RequestContext, request: Any, trouble: Exception) -> Steps:
         if isinstance(trouble, PeerTrouble):
             code = errors.UNKNOWN_SERVER_ERROR
         else:
             code = LOST_BY_KEY.get(api.key, LOST[api.route])
         logger.debug("%s v%d is refused: %s", api.name, context.version, trouble)
-        return refusal(api.key, context.version, request, code)
+        return error_response(api.key, context.version, request, code)
 
     # -- handling forwarded requests -----------------------------------------------------------------------
 

@@ -77,8 +77,8 @@ from kafkad.server.heartbeat import (
     vitals_of,
     vitals_of_threads,
 )
-from kafkad.server.place import BROKEN, ENDING, NO_DIRECTORY, STOP, Place
 from kafkad.server.stderr import STDERR
+from kafkad.server.worker_context import BROKEN, ENDING, NO_DIRECTORY, STOP, WorkerContext
 
 logger = logging.getLogger("kafkad")
 
@@ -135,13 +135,13 @@ class Wakeups:
 
 
 class Supervisor:
-    """Call `open`, then `run`, which returns the exit code. `work(place)` runs a worker, in its process."""
+    """Call `open`, then `run`, which returns the exit code. `work(context)` runs a worker in its process."""
 
     def __init__(
         self,
         config: BrokerConfig,
         count: int,
-        work: Callable[[Place], int],
+        work: Callable[[WorkerContext], int],
         say_ready: Callable[[list[Endpoint], str], None],
         say_trouble: Callable[[object], None],
     ) -> None:
@@ -305,18 +305,18 @@ class Supervisor:
                     for each, _ in self.sockets[other.k]:
                         each.close()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-            code = self._work(self._place(child, pipe))
+            code = self._work(self._context_of(child, pipe))
         except BaseException:
             traceback.print_exc()
         finally:
             logging.shutdown()
             os._exit(code)
 
-    def _place(self, child: Child, pipe: int) -> Place:
+    def _context_of(self, child: Child, pipe: int) -> WorkerContext:
         def tell(**what: Any) -> None:
             os.write(pipe, json.dumps(what).encode() + b"\n")
 
-        return Place(
+        return WorkerContext(
             me=child.k,
             count=self.count,
             restarted=child.was_there,

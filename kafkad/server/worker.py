@@ -13,8 +13,8 @@ The stop is in reverse order: background tasks end, connections are closed, grou
 broker is fenced, the metadata log is closed, then the listeners; the logs are flushed and closed, and the
 clean-shutdown file is written last.
 
-One of several workers gets a `Place`: directories and listeners exist already, and it opens only its own
-partitions and groups. Worker 0 leads the metadata log and registers the broker; the others follow it
+One of several workers gets a `WorkerContext`: directories and listeners exist already, and it opens only its
+own partitions and groups. Worker 0 leads the metadata log and registers the broker; the others follow it
 (server.metadata_feed). Connections are accepted once all are connected (`join`, on the running loop).
 
 Beware: a start that fails half-way stops what it started and writes no clean-shutdown file.
@@ -111,7 +111,7 @@ from kafkad.server.turns import Steps, Turns
 from kafkad.server.worker_links import PeerLost, Peers
 
 if TYPE_CHECKING:
-    from kafkad.server.place import Place
+    from kafkad.server.worker_context import WorkerContext
 
 logger = logging.getLogger("kafkad")
 
@@ -152,13 +152,13 @@ class Worker:
         config: BrokerConfig,
         loop: EventLoop,
         fatal: Callable[[BaseException], None],
-        place: "Place | None" = None,
+        context: "WorkerContext | None" = None,
     ) -> None:
-        """`place`: identifies this one of several workers."""
+        """`context`: what one of several workers gets."""
         self.config = config
-        self.place = place
-        self.me = place.me if place is not None else 0
-        self.count = place.count if place is not None else 1
+        self.context = context
+        self.me = context.me if context is not None else 0
+        self.count = context.count if context is not None else 1
         self.peers: Peers | None = None
         self.loop = loop
         self.group_commits: list[GroupCommit] = []
@@ -205,7 +205,7 @@ class Worker:
             self._load_groups()
             self._serve()
             self._load_transactions()
-            if self.place is None:
+            if self.context is None:
                 self._accept()
             self._begin_background()
         except BaseException as trouble:
@@ -227,7 +227,7 @@ class Worker:
         for found in sasl_listeners(self.config).values():
             if isinstance(found.tokens, SignedTokens):
                 self.oauth_keys.of(found.tokens.keys)
-        self.oauth_keys.begin(required=self.place is None or not self.place.restarted)
+        self.oauth_keys.begin(required=self.context is None or not self.context.restarted)
 
     def _open_directories(self) -> None:
         try:
@@ -235,12 +235,12 @@ class Worker:
         except OSError as trouble:
             raise DirectoryTrouble(str(trouble)) from trouble
         self._started("threads", self.scheduler.close)
-        if self.place is None:
+        if self.context is None:
             self.log_dirs = LogDirs(self.config, clock=self.clock, scheduler=self.scheduler)
             self.log_dirs.open()
         else:
-            self.log_dirs = self.place.log_dirs
-            self.log_dirs.enter(self.me, self.scheduler, restarted=self.place.restarted)
+            self.log_dirs = self.context.log_dirs
+            self.log_dirs.enter(self.me, self.scheduler, restarted=self.context.restarted)
         for directory in self.log_dirs.directories():  # one each: a slow disk must not delay the others
             self._open_group_commit(directory)
         self.log_dirs.on_directory_offline = self._directory_offline
@@ -261,8 +261,8 @@ class Worker:
 
     def _bind(self) -> None:
         self._started("listeners", lambda: [socket.close() for socket, _ in self._sockets])
-        if self.place is not None:
-            self._sockets, self.endpoints = self.place.sockets, self.place.endpoints
+        if self.context is not None:
+            self._sockets, self.endpoints = self.context.sockets, self.context.endpoints
             return
         for endpoint in self.config.broker_endpoints:
             [socket] = listener.bind(endpoint, backlog=self.config.socket_listen_backlog_size)
@@ -270,23 +270,23 @@ class Worker:
             self.endpoints.append(endpoint._replace(port=socket.getsockname()[1]))
 
     def _meet(self) -> None:
-        place = self.place
-        if place is None:
+        context = self.context
+        if context is None:
             return
-        place.mailboxes.enter(self.me)
-        place.hosts.enter(self.me)
-        place.handover.enter(self.me)
-        place.quotas.enter(self.me)
-        self.peers = Peers(self.me, place.peer_sockets, place.peer_addresses, self.loop)
+        context.mailboxes.enter(self.me)
+        context.hosts.enter(self.me)
+        context.handover.enter(self.me)
+        context.quotas.enter(self.me)
+        self.peers = Peers(self.me, context.peer_sockets, context.peer_addresses, self.loop)
         self.peers.handle(OFFLINE, lambda _, path: self.log_dirs.set_offline(path.decode()))
         self._started("connections to other workers", self.peers.close)
 
     def _receive_metadata(self) -> None:
         """Get the image with which this worker begins; worker 0 has it before it opens its own logs."""
-        assert self.place is not None and self.peers is not None
+        assert self.context is not None and self.peers is not None
         content: bytes | None = None
-        if not self.place.restarted:
-            content = self.place.first_image.wait()
+        if not self.context.restarted:
+            content = self.context.first_image.wait()
         while content is None:
             try:
                 content = self.peers.call_blocking(LEADER, IMAGE, b"", IMAGE_TIMEOUT_S)
@@ -317,8 +317,8 @@ class Worker:
         has_tokens = bool(self.config.delegation_token_secret_key)
         if kept := not_enforced(self.raft.image, has_authorizer=has_authorizer, has_tokens=has_tokens):
             logger.warning("%s", kept)
-        if self.place is not None:
-            self.place.first_image.publish(encode_image(self.raft.image))
+        if self.context is not None:
+            self.context.first_image.publish(encode_image(self.raft.image))
 
     def _commit(self, commit: Callable[[], Any]) -> None:
         """The metadata log reports a flush."""
@@ -358,7 +358,7 @@ class Worker:
 
         hook_moves(self)
         self.log_dirs.load(
-            config_for, known_topics(image), None if self.place is None else mine, self.count,
+            config_for, known_topics(image), None if self.context is None else mine, self.count,
             lambda topic, index: index in image.topics[topic].partitions,
         )  # fmt: skip
 
@@ -385,7 +385,7 @@ class Worker:
 
     def _make_answering(self) -> None:
         """Make the controller for the handlers of worker 0."""
-        if self.place is None:
+        if self.context is None:
             self.answering = AnsweringController(self._planning, self.turns, self.loop, self.changes)
         else:
             self.answering = LeadingController(self._planning, self.turns, self.loop, self.feed)
@@ -393,9 +393,9 @@ class Worker:
     def _is_registered(self) -> bool:
         """Return whether an earlier worker 0 registered the broker, which still runs in the others."""
         broker = self.raft.image.brokers.get(self.config.node_id)
-        if self.place is None or broker is None or broker.fenced:
+        if self.context is None or broker is None or broker.fenced:
             return False
-        if broker.incarnation_id != self.place.incarnation_id:
+        if broker.incarnation_id != self.context.incarnation_id:
             return False
         self._planning.broker_epoch = broker.epoch
         return True
@@ -405,7 +405,7 @@ class Worker:
             self.config,
             self.log_dirs,
             advertised(self.config, self.endpoints),
-            self.place.incarnation_id if self.place else random_uuid(self.random),
+            self.context.incarnation_id if self.context else random_uuid(self.random),
             controller_listeners(self.config),
         )
         registering = self._planning.register_broker(registration)
@@ -498,7 +498,7 @@ class Worker:
             group_owner=self._group_owner,
             transaction_owner=self._transaction_owner,
             authorizer=self.authorizer,
-            log_level_set=self._log_level_set if self.place is not None else None,
+            log_level_set=self._log_level_set if self.context is not None else None,
         )
         authentication = None
         if any(endpoint.protocol.startswith("SASL_") for endpoint in config.broker_endpoints):
@@ -526,9 +526,9 @@ class Worker:
             else -1,
             fetch_max_bytes=config.fetch_max_bytes,
             fetch_session_slots=config.max_incremental_fetch_session_cache_slots,
-            mailboxes=self.place.mailboxes if self.place is not None else None,
-            hosts=self.place.hosts if self.place is not None else None,
-            handover=self.place.handover if self.place is not None else None,
+            mailboxes=self.context.mailboxes if self.context is not None else None,
+            hosts=self.context.hosts if self.context is not None else None,
+            handover=self.context.handover if self.context is not None else None,
         )
         nodes = {
             name: node_endpoints(config.node_id, endpoint, config.broker_rack)
@@ -560,11 +560,11 @@ class Worker:
             self.peers.on_down(self.reactor.peer_lost)
 
     def _count_quotas(self) -> None:
-        if self.place is None:
+        if self.context is None:
             counted = quota_table(self.config, 1)
             counted.enter(0)
         else:
-            counted = self.place.quotas
+            counted = self.context.quotas
         self.rates = ConnectionRates(counted, self.reactor.limit_connection_rates)
         self.rates.adopt(self.config)
         self.client_quotas = FollowedQuotas(counted, self.reactor.quotas_changed, self.rates)
@@ -589,11 +589,11 @@ class Worker:
 
     async def join(self) -> None:
         """Connect one of several workers, on its running loop, to the others, then accept connections."""
-        assert self.place is not None
-        await self.feed.join(timeout_s=REJOIN_S if self.place.restarted else None)
+        assert self.context is not None
+        await self.feed.join(timeout_s=REJOIN_S if self.context.restarted else None)
         self._assign_directories()
         self._accept()
-        self.place.tell(ready=True)
+        self.context.tell(ready=True)
 
     def _controller_of_clients(self) -> OwnRequests:
         """The controller for the handlers: with several workers a change is answered when all of them know
@@ -604,8 +604,8 @@ class Worker:
         return self.controller
 
     def _log_level_set(self, name: str, level: str | None) -> None:
-        assert self.place is not None
-        self.place.tell(log_level=[name, level])
+        assert self.context is not None
+        self.context.tell(log_level=[name, level])
 
     def _owner_of(self, topic: str, index: int) -> int:
         """Return the worker that leads a partition; for an unknown one this worker, which returns the
@@ -679,8 +679,8 @@ class Worker:
                     lambda: config.delegation_token_expiry_check_interval_ms,
                     lambda: self.answering.remove_expired_tokens(),
                 )
-        if self.place is not None:
-            beat_ms = int(self.place.heartbeats.beat_s * 1000)
+        if self.context is not None:
+            beat_ms = int(self.context.heartbeats.beat_s * 1000)
             background.add("heartbeat", lambda: beat_ms, self._beat)
         self._started("background tasks", background.stop)
 
@@ -769,9 +769,9 @@ class Worker:
         self._serve_transactions()
 
     def _beat(self) -> None:
-        assert self.place is not None
-        self.place.heartbeats.beat(self.me)
-        self.place.handover.open_again()
+        assert self.context is not None
+        self.context.heartbeats.beat(self.me)
+        self.context.handover.open_again()
 
     def _is_loading(self, log: Log) -> bool:
         """Return whether a coordinator reads the files of a log, by their names."""

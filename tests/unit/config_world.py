@@ -12,7 +12,7 @@ from kafkad.api import configs
 from kafkad.api.context import RequestContext
 from kafkad.config.broker import BrokerConfig
 from kafkad.config.dynamic import with_dynamic
-from kafkad.config.served import ignorance
+from kafkad.config.served import ignored_message
 from kafkad.controller.configs import plan_absolute, plan_incremental
 from kafkad.metadata.features import fresh_levels
 from kafkad.metadata.image import BROKER, MetadataImage
@@ -55,7 +55,7 @@ class World:
             self.metadata.image.configs.get((BROKER, name), {}) for name in ("", str(self.config.node_id))
         ]
         self.config, complaints = with_dynamic(self.config, *layers)
-        ignored = {ignorance(name, text) for layer in layers for name, text in layer.items()}
+        ignored = {ignored_message(name, text) for layer in layers for name, text in layer.items()}
         assert set(complaints) <= ignored
 
     def incremental_alter_configs(self, changes: Any, validate_only: bool, context: Any = None) -> Any:

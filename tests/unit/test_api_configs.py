@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from kafkad.api.configs import Resource, incremental_alter_configs, refusals
+from kafkad.api.configs import Resource, incremental_alter_configs, invalid_resources
 from kafkad.config.broker import BrokerConfig
 from kafkad.config.broker_keys import BROKER_KEYS
 from kafkad.config.definition import PASSWORD
@@ -257,7 +257,7 @@ def test_the_cost_of_many_resources_grows_with_their_number(world: World) -> Non
         taken = []
         for _ in range(3):
             begun = time.thread_time()
-            assert finish(refusals(world.metadata.image, world.config, resources)) == {}
+            assert finish(invalid_resources(world.metadata.image, world.config, resources)) == {}
             taken.append(time.thread_time() - begun)
         return min(taken)
 
@@ -267,7 +267,7 @@ def test_the_cost_of_many_resources_grows_with_their_number(world: World) -> Non
 
 def test_a_resource_that_is_named_twice_is_refused_in_both_places(world: World) -> None:
     resources = [Resource(TOPIC, name, [Operation("retention.ms", SET, "1")]) for name in ("a", "b", "a")]
-    found = finish(refusals(world.metadata.image, world.config, resources))
+    found = finish(invalid_resources(world.metadata.image, world.config, resources))
     assert {place: error.code for place, error in found.items()} == {0: INVALID_REQUEST, 2: INVALID_REQUEST}
 
 

@@ -24,7 +24,7 @@ from kafkad.config.definition import BOOLEAN, DOUBLE, LIST, ConfigError, Key, to
 from kafkad.config.dynamic import with_dynamic
 from kafkad.config.effects import OF, OF_A_CLUSTER, PER_LISTENER, Effect
 from kafkad.config.group import GROUP_KEYS
-from kafkad.config.served import check_served, check_workers, ignorance, ignored, refuse_changes
+from kafkad.config.served import check_served, check_workers, ignored, ignored_message, refuse_changes
 from kafkad.config.topic import TOPIC_KEYS
 from kafkad.protocol.errors import INVALID_CONFIG, KafkaError
 
@@ -173,7 +173,9 @@ def test_every_key_is_acted_on_or_ignored_by_name_or_refused_by_name(table: str,
             assert key.name not in OF_A_CLUSTER or key.attribute in attributes_of_members()
         else:
             keys = None if table == "quota" else TABLES[table]
-            assert (ignorance(key.name, text, keys) or "").startswith(f"{key.name}={shown} has no effect")
+            assert (ignored_message(key.name, text, keys) or "").startswith(
+                f"{key.name}={shown} has no effect"
+            )
 
 
 def assert_refused(table: str, key: Key, text: str, shown: str) -> None:

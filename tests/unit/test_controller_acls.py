@@ -230,7 +230,7 @@ def test_a_disk_that_fails_makes_no_acl(cluster):
 
 def test_the_count_of_acls_follows_and_is_not_made_anew(cluster):
     created(cluster, READ_T)
-    counted = cluster.controller._held_acls
+    counted = cluster.controller._acl_counts
     before = counted._counts
     for name in "abc":
         created(cluster, READ_T._replace(name=name))

@@ -13,7 +13,7 @@ from kafkad.api.table import Route
 from kafkad.config import loggers
 from kafkad.protocol import codec, errors, messages
 from kafkad.server import routing
-from kafkad.server.refusal import refusal
+from kafkad.server.error_response import error_response
 from kafkad.server.routing import pack, unpack
 from kafkad.server.turns import Turns
 from kafkad.server.worker_links import PeerTrouble
@@ -279,7 +279,7 @@ def test_offsets_of_a_dead_workers_group_are_refused_in_every_version(make_world
         if version < 8
         else m.OffsetFetchRequest(groups=[m.OffsetFetchRequest.Groups(group_id="g", topics=None)])
     )
-    response = finish(refusal(9, version, request, errors.NOT_COORDINATOR))
+    response = finish(error_response(9, version, request, errors.NOT_COORDINATOR))
     _, read = codec.decode_response(
         m.OffsetFetchResponse, version, codec.encode_response(response, version, 1)
     )

@@ -1,8 +1,8 @@
 """An error response of any API, built from its request.
 
 Kafka writes one such function per request class. The schemas have the same information: a response repeats
-the names in the request (topics, partitions, groups). So a refusal is the outline of the request, with the
-code in every `error_code` of the version.
+the names in the request (topics, partitions, groups). So an error response is the outline of the request,
+with the code in every `error_code` of the version.
 """
 
 from typing import Any
@@ -38,13 +38,13 @@ RENAMED = {
 # the field that gets a plain string or number of the request
 NAMES = ("name", "group_id", "transactional_id", "key", "partition_index")
 CODES = ("error_code", "partition_error_code")
-# arrays that are null in a refusal, as in Kafka
+# arrays that are null in an error response, as in Kafka
 NULL = {("DescribeClientQuotasResponse", "entries")}
-# offsets that are -1 in a refusal, although the schema's default is 0
+# offsets that are -1 in an error response, although the schema's default is 0
 NO_OFFSETS = ("committed_offset", "low_watermark")
 
 
-def refusal(api_key: int, version: int, request: Any, code: int, message: str | None = None) -> Steps:
+def error_response(api_key: int, version: int, request: Any, code: int, message: str | None = None) -> Steps:
     """Return, in steps, the response with `code` for all of `request`. It is empty, as in Kafka, if the
     request names nothing, or if this version has no error code (DescribeLogDirs before v3). None if no
     version has one."""

@@ -1,4 +1,4 @@
-"""The exceptions with which `kafkad ingest` refuses: their text is an error message for the user."""
+"""The exceptions of `kafkad ingest` whose text is an error message for the user."""
 
 from kafkad.ingest.backlog import DataLoss
 from kafkad.ingest.checkpoint import Busy, Foreign
@@ -8,6 +8,6 @@ from kafkad.ingest.session import NoSpark
 from kafkad.ingest.table import TableError
 from kafkad.values.schema_registry import RegistryError, UnknownSchema
 
-REFUSALS = (
+USER_ERRORS = (
     Refused, DataLoss, Busy, Foreign, NoSpark, TableError, BadRecord, RegistryError, UnknownSchema, ValueError
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A worker's place among several: what its supervisor gives it, and how the two end each other."""
+"""What a supervisor gives each of several workers, and the signals and exit codes between them."""
 
 import signal
 from collections.abc import Callable
@@ -21,7 +21,7 @@ STOP = signal.SIGUSR1  # to one of several workers: first close connections, the
 
 
 @dataclass(slots=True)
-class Place:
+class WorkerContext:
     """The parameters of one of several workers: its index, and its share of what was created before the
     fork."""
 

@@ -1,10 +1,10 @@
-"""Every API has an error response: whatever a handler did not foresee is told in the API's own words."""
+"""Every API has an error response, for exceptions that its handler does not catch."""
 
 import pytest
 
 from kafkad.api.table import ROWS
 from kafkad.protocol import codec, messages
-from kafkad.server.refusal import refusal
+from kafkad.server.error_response import error_response
 from tests.unit.steps import finish
 
 CODE = -1  # UNKNOWN_SERVER_ERROR
@@ -249,29 +249,29 @@ TOP_LEVEL = [row for row in ROWS if row.handler is not None and row.name not in 
 def test_each_thing_that_was_asked_about_is_told_the_code(name):
     request, paths, expected = ASKED[name]
     version = 9 if name == "OffsetCommit" else type(request).MAX_VERSION  # 10 has topic ids
-    response = finish(refusal(type(request).API_KEY, version, request, CODE, "broken"))
+    response = finish(error_response(type(request).API_KEY, version, request, CODE, "broken"))
     assert paths(response) == expected
 
 
 @pytest.mark.parametrize("row", TOP_LEVEL, ids=lambda row: row.name)
 def test_the_others_have_one_code_for_all(row):
-    response = finish(refusal(row.key, row.high, codec.request_class(row.key)(), CODE))
+    response = finish(error_response(row.key, row.high, codec.request_class(row.key)(), CODE))
     assert response.error_code == CODE
 
 
 def test_a_request_that_names_nothing_is_refused_with_an_empty_answer():
     """HUNTS L5: DescribeTopicPartitions of all topics with a cursor of partition -1 closed the connection."""
     cursor = m.DescribeTopicPartitionsRequest.Cursor(topic_name="t", partition_index=-1)
-    response = finish(refusal(75, 0, m.DescribeTopicPartitionsRequest(topics=[], cursor=cursor), CODE))
+    response = finish(error_response(75, 0, m.DescribeTopicPartitionsRequest(topics=[], cursor=cursor), CODE))
     assert (response.topics, response.next_cursor) == ([], None)
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.handler is not None], ids=lambda row: row.name)
-def test_a_refusal_encodes_in_every_version(row):
+def test_an_error_response_encodes_in_every_version(row):
     newest = ASKED[row.name][0] if row.name in ASKED else codec.request_class(row.key)()
     until, older = OLDER.get(row.name, (-1, None))
     for version in range(row.low, row.high + 1):
-        response = finish(refusal(row.key, version, older if version <= until else newest, CODE))
+        response = finish(error_response(row.key, version, older if version <= until else newest, CODE))
         frame = codec.encode_response(response, version, 7)
         correlation_id, read = codec.decode_response(codec.response_class(row.key), version, frame)
         assert correlation_id == 7

@@ -19,6 +19,8 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
+from kafkad.clock import Clock
+from kafkad.config.broker import BrokerConfig
 from kafkad.controller import (
     acls,
     brokers,
@@ -37,6 +39,8 @@ from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.replay import Delta
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
+from kafkad.raft.quorum_log import QuorumLog
+from kafkad.raft.single_voter import SingleVoter
 from kafkad.security.delegation import Principal
 
 logger = logging.getLogger(__name__)
@@ -48,10 +52,11 @@ Steps = Generator[None, None, Any]
 
 
 class Controller:
-    """`raft`: a raft.SingleVoter that leads. `random`: for uuids and placement (random.Random,
-    SystemRandom)."""
+    """`raft`: the metadata log. `random`: for uuids and placement (random.Random, SystemRandom)."""
 
-    def __init__(self, raft: Any, clock: Any, random: Any, config: Any) -> None:
+    def __init__(
+        self, raft: SingleVoter | QuorumLog, clock: Clock, random: Any, config: BrokerConfig
+    ) -> None:
         self.config = config
         self.broker_epoch = NO_EPOCH  # of the broker in this process, once it has registered
         self._raft = raft
@@ -83,7 +88,7 @@ class Controller:
         """Call `on_change` with every change that is committed from now on, in order."""
         self._subscribers.append(on_change)
 
-    def update_config(self, config: Any) -> None:
+    def update_config(self, config: BrokerConfig) -> None:
         """Set the defaults for what is created from now on."""
         self.config = config
 

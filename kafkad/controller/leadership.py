@@ -14,6 +14,7 @@ Kafka: BrokersToIsrs, BrokersToElrs, ReplicationControlManager."""
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from kafkad.config.broker import BrokerConfig
 from kafkad.controller.elections import acceptable_leader, change_of, default_directory
 from kafkad.metadata.image import BROKER, NO_LEADER, TOPIC, MetadataImage, PartitionState, Topic
 from kafkad.metadata.records import PartitionLike
@@ -34,7 +35,7 @@ class TopicSettings:
     """The two topic configurations that elections depend on. Each is the topic's own, or else the dynamic one
     of the controller's node or of all nodes, or else the static one."""
 
-    def __init__(self, image: MetadataImage, config: Any) -> None:
+    def __init__(self, image: MetadataImage, config: BrokerConfig) -> None:
         self._configs = image.configs
         self._layers = [
             image.configs.get((BROKER, str(config.node_id)), {}),

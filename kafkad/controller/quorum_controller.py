@@ -17,6 +17,8 @@ import logging
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
+from kafkad.clock import Clock
+from kafkad.config.broker import BrokerConfig
 from kafkad.controller import (
     directories,
     feature_levels,
@@ -43,8 +45,11 @@ MANY: Final = 1_000  # a broker with more replicas in ISRs is fenced in two step
 class QuorumController(Controller):
     """`raft`: a QuorumLog, which reports when terms begin and end."""
 
-    def __init__(self, raft: QuorumLog, clock: Any, random: Any, config: Any, cluster_id: str) -> None:
+    def __init__(
+        self, raft: QuorumLog, clock: Clock, random: Any, config: BrokerConfig, cluster_id: str
+    ) -> None:
         super().__init__(raft, clock, random, config)
+        self._quorum_log = raft
         self.cluster_id = cluster_id
         self.unclean_wanted = False  # a configuration allows elections that were not allowed before
         self._indexes: Indexes | None = None
@@ -69,9 +74,9 @@ class QuorumController(Controller):
 
     def in_term(self, steps: Steps) -> Steps:
         """Run `steps`; if the term ends, raise NOT_CONTROLLER."""
-        term = self._raft.term
+        term = self._quorum_log.term
         while True:
-            if self._raft.term is None or self._raft.term != term:
+            if self._quorum_log.term is None or self._quorum_log.term != term:
                 steps.close()
                 raise not_controller()
             try:
@@ -196,7 +201,7 @@ class QuorumController(Controller):
 
     def update_features(self, request: Any, version: int) -> Steps:
         """Return an UpdateFeaturesResponse."""
-        node = self._raft.node
+        node = self._quorum_log.node
         records, response = yield from feature_levels.plan_update(
             self.head,
             node.node_id,

@@ -4,6 +4,7 @@
 from collections.abc import Generator
 from typing import Any, Final
 
+from kafkad.config.broker import BrokerConfig
 from kafkad.metadata import features
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.uuids import random_uuid, uuid_text
@@ -29,7 +30,7 @@ class Tokens:
         self._hmacs = Hmacs(secret or "")
 
     @classmethod
-    def configured(cls, config: Any) -> "Tokens":
+    def configured(cls, config: BrokerConfig) -> "Tokens":
         return cls(
             config.delegation_token_secret_key or None,
             config.delegation_token_max_lifetime_ms,

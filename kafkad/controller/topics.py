@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from kafkad.config.broker import BrokerConfig
 from kafkad.config.definition import to_string
 from kafkad.config.served import warn_ignored
 from kafkad.config.topic import TOPIC_KEYS, topic_values, validate_topic_configs
@@ -40,7 +41,7 @@ SOURCE_TOPIC, SOURCE_BROKER, SOURCE_DEFAULT_BROKER, SOURCE_STATIC, SOURCE_DEFAUL
 class Cluster(NamedTuple):
     """What planners need besides the image."""
 
-    config: Any  # config.BrokerConfig
+    config: BrokerConfig
     random: Any
 
 
@@ -110,7 +111,7 @@ def plan_create(image: MetadataImage, cluster: Cluster, request: Any, take: Take
     return ([] if request.validate_only else records), response
 
 
-def _partition_count(request: Any, config: Any) -> Generator[None, None, int]:
+def _partition_count(request: Any, config: BrokerConfig) -> Generator[None, None, int]:
     """Return how many new partitions the whole request asks for."""
     count = 0
     for number, topic in enumerate(request.topics):
@@ -304,7 +305,7 @@ def new_partition(image: MetadataImage, topic_id: bytes, index: int, replicas: S
     return partition_record(topic_id, index, state)
 
 
-def described_configs(config: Any, overrides: Mapping[str, str]) -> list[Any]:
+def described_configs(config: BrokerConfig, overrides: Mapping[str, str]) -> list[Any]:
     """Return all configs of a topic with these overrides, for CreateTopics v5 and later (KIP-525)."""
     values = topic_values(config, overrides)
     described = []
@@ -323,7 +324,7 @@ def described_configs(config: Any, overrides: Mapping[str, str]) -> list[Any]:
     return described
 
 
-def _source(config: Any, key: Any, overrides: Mapping[str, str]) -> int:
+def _source(config: BrokerConfig, key: Any, overrides: Mapping[str, str]) -> int:
     if key.name in overrides:
         return SOURCE_TOPIC
     for name in key.synonyms:
@@ -349,7 +350,7 @@ def named_twice(names: Iterable[Any]) -> Generator[None, None, set[Any]]:
 # -- what the broker makes by itself -----------------------------------------------------------------------
 
 
-def auto_created(image: MetadataImage, config: Any, name: str) -> Any:
+def auto_created(image: MetadataImage, config: BrokerConfig, name: str) -> Any:
     """Return the CreatableTopic for a topic that a client or a coordinator needs.
 
     Internal topics have their own size and configs; unlike Kafka's, their replication factor is no more than
@@ -368,7 +369,7 @@ def auto_created(image: MetadataImage, config: Any, name: str) -> Any:
     )
 
 
-def _consumer_offsets(config: Any) -> tuple[int, int, dict[str, str]]:
+def _consumer_offsets(config: BrokerConfig) -> tuple[int, int, dict[str, str]]:
     return (
         config.offsets_topic_num_partitions,
         config.offsets_topic_replication_factor,
@@ -380,7 +381,7 @@ def _consumer_offsets(config: Any) -> tuple[int, int, dict[str, str]]:
     )
 
 
-def _transaction_state(config: Any) -> tuple[int, int, dict[str, str]]:
+def _transaction_state(config: BrokerConfig) -> tuple[int, int, dict[str, str]]:
     return (
         config.transaction_state_log_num_partitions,
         config.transaction_state_log_replication_factor,
@@ -394,7 +395,7 @@ def _transaction_state(config: Any) -> tuple[int, int, dict[str, str]]:
     )
 
 
-def _share_group_state(config: Any) -> tuple[int, int, dict[str, str]]:
+def _share_group_state(config: BrokerConfig) -> tuple[int, int, dict[str, str]]:
     return (
         config.share_coordinator_state_topic_num_partitions,
         config.share_coordinator_state_topic_replication_factor,
@@ -419,7 +420,7 @@ _INTERNAL: Final[dict[str, Callable[[Any], tuple[int, int, dict[str, str]]]]] = 
 
 
 def plan_delete(
-    image: MetadataImage, config: Any, version: int, request: Any, take: Take = unlimited
+    image: MetadataImage, config: BrokerConfig, version: int, request: Any, take: Take = unlimited
 ) -> Plan:
     """Return (records, DeleteTopicsResponse). Topics are named, or from v6 on named or given by id."""
     cls = messages.DeleteTopicsResponse.Responses

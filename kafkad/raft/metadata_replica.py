@@ -12,7 +12,7 @@ file."""
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from kafkad.config.broker import BrokerConfig
 from kafkad.metadata import features
@@ -40,15 +40,29 @@ class UnusableMetadata(Exception):
 class MetadataLog(Protocol):
     """The part of kafkad.log.Log that a replica needs."""
 
-    directory: str
-    log_start_offset: int
-    end_offset: int
-    leader_epoch: int
-    epochs: list[tuple[int, int]]  # (epoch, first offset), ascending
-    size: int
-    recovery_point: int  # everything below is on disk
+    @property
+    def directory(self) -> str: ...
+    @property
+    def log_start_offset(self) -> int: ...
+    @property
+    def end_offset(self) -> int: ...
+    @property
+    def leader_epoch(self) -> int: ...
+    @property
+    def epochs(self) -> Iterable[tuple[int, int]]: ...  # (epoch, first offset), ascending
+    @property
+    def size(self) -> int: ...
+    @property
+    def recovery_point(self) -> int: ...  # everything below is on disk
 
-    def append(self, batch: bytearray, now_ms: int, *, origin: str = ..., epoch: int | None = ...) -> int: ...
+    def append(
+        self,
+        batch: bytearray,
+        now_ms: int,
+        *,
+        origin: Literal["raft", "replica"] = ...,
+        epoch: int | None = ...,
+    ) -> int: ...
     def flush(self) -> None: ...
     def await_flushed(self, offset: int, callback: Callable[[BaseException | None], None]) -> None: ...
     def batches(self, start: int, end: int) -> Iterable[bytes]: ...

@@ -19,6 +19,7 @@ from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.replication.isr import Answer, Proposal
 from kafkad.replication.replicas import Done
+from kafkad.server.controller_channel import Ask
 
 logger: Final = logging.getLogger("kafkad.replication")
 
@@ -29,7 +30,7 @@ Key = tuple[bytes, int]
 class AlterPartitions:
     def __init__(
         self,
-        ask: Callable[..., Any],
+        ask: Ask,
         run: Callable[[Coroutine[Any, Any, None]], None],
         *,
         broker_id: int,

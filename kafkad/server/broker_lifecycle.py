@@ -29,6 +29,7 @@ from kafkad.net.channel import Unreachable
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.raft.seldom import Seldom
+from kafkad.server.controller_channel import Ask
 
 logger = logging.getLogger("kafkad")
 
@@ -58,7 +59,7 @@ class BrokerLifecycle:
         registration: Registration,
         *,
         cluster_id: str,
-        ask: Callable[..., Any],
+        ask: Ask,
         image: Callable[[], MetadataImage],
         heartbeat_interval_ms: int = 2000,
         session_timeout_ms: int = 9000,

@@ -21,6 +21,7 @@ from typing import Any, Final
 from kafkad.api import acls, configs, sasl, scram, topics, versions
 from kafkad.api.context import ANONYMOUS, RequestContext, Services
 from kafkad.api.table import Api
+from kafkad.controller.quorum_controller import QuorumController
 from kafkad.controller.reassignments import ongoing
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError, Malformed
@@ -29,6 +30,8 @@ from kafkad.raft.quorum_log import not_controller
 from kafkad.security.acls import Operation
 from kafkad.server.controller_queue import AnsweringController, timeout_of
 from kafkad.server.dispatch import Dispatcher
+from kafkad.server.early_fencing import EarlyFencing
+from kafkad.server.quorum_node import QuorumNode
 from kafkad.server.turns import Steps
 
 logger = logging.getLogger(__name__)
@@ -37,16 +40,7 @@ CONTROLLERS: Final = 2  # DescribeCluster: endpoint type
 API_VERSIONS: Final = 18
 
 
-@dataclass(slots=True)
-class ControllerServices(Services):
-    """Additional services for the handlers of a controller's listener."""
-
-    quorum: Any = None  # server.quorum_node.QuorumNode
-    early_fencing: Any = None  # server.early_fencing.EarlyFencing
-    is_controller: bool = True
-
-
-class Applied:
+class AlwaysApplied:
     """A change is answered without waiting for other workers: brokers learn of it when it is committed."""
 
     applied = 1 << 62
@@ -55,7 +49,7 @@ class Applied:
         """Return at once."""
 
 
-class MemberAnswers(AnsweringController):
+class MemberAnswers(AnsweringController[QuorumController]):
     """A QuorumController for the handlers: it answers when changes are committed."""
 
     def _answer(self, steps: Steps, *arguments: Any, **options: Any) -> Any:
@@ -100,20 +94,30 @@ class MemberAnswers(AnsweringController):
         return self._serial.run(self._controller.in_term(steps))
 
 
+@dataclass(slots=True, kw_only=True)
+class ControllerServices(Services):
+    """The services for the handlers of a controller's listener."""
+
+    controller: MemberAnswers
+    quorum: QuorumNode
+    early_fencing: EarlyFencing
+    is_controller: bool = True
+
+
 # -- handlers ----------------------------------------------------------------------------------------------
 
 
-def raft(services: Any, context: RequestContext, request: Any) -> Any:
+def raft(services: ControllerServices, context: RequestContext, request: Any) -> Any:
     return services.quorum.handle(request)
 
 
-def describe_quorum(services: Any, context: RequestContext, request: Any) -> Any:
+def describe_quorum(services: ControllerServices, context: RequestContext, request: Any) -> Any:
     clock = services.clock
     node = services.quorum.node
     return describe(node, context.version, request, clock.monotonic_ms(), clock.now_ms())
 
 
-def describe_cluster(services: Any, context: RequestContext, request: Any) -> Any:
+def describe_cluster(services: ControllerServices, context: RequestContext, request: Any) -> Any:
     """DescribeCluster (key 60), v1-2: the controllers (KIP-919)."""
     cls = messages.DescribeClusterResponse
     image = services.metadata.image
@@ -140,58 +144,58 @@ def describe_cluster(services: Any, context: RequestContext, request: Any) -> An
     return response
 
 
-def broker_registration(services: Any, context: RequestContext, request: Any) -> Any:
+def broker_registration(services: ControllerServices, context: RequestContext, request: Any) -> Any:
     return services.controller.broker_registration(request, context.version)
 
 
-def broker_heartbeat(services: Any, context: RequestContext, request: Any) -> Any:
+def broker_heartbeat(services: ControllerServices, context: RequestContext, request: Any) -> Any:
     services.early_fencing.heard(context.connection, request)
     return services.controller.broker_heartbeat(request)
 
 
-def unregister_broker(services: Any, context: RequestContext, request: Any) -> Any:
+def unregister_broker(services: ControllerServices, context: RequestContext, request: Any) -> Any:
     return services.controller.unregister_broker(request)
 
 
-def controller_registration(services: Any, context: RequestContext, request: Any) -> Any:
+def controller_registration(services: ControllerServices, context: RequestContext, request: Any) -> Any:
     return services.controller.controller_registration(request)
 
 
-def alter_partition(services: Any, context: RequestContext, request: Any) -> Any:
+def alter_partition(services: ControllerServices, context: RequestContext, request: Any) -> Any:
     return services.controller.alter_partition(request, context.version)
 
 
-def assign_replicas_to_dirs(services: Any, context: RequestContext, request: Any) -> Any:
+def assign_replicas_to_dirs(services: ControllerServices, context: RequestContext, request: Any) -> Any:
     return services.controller.assign_replicas_to_dirs(request)
 
 
-def allocate_producer_ids(services: Any, context: RequestContext, request: Any) -> Any:
+def allocate_producer_ids(services: ControllerServices, context: RequestContext, request: Any) -> Any:
     return services.controller.give_producer_ids(request)
 
 
-def elect_leaders(services: Any, context: RequestContext, request: Any) -> Any:
+def elect_leaders(services: ControllerServices, context: RequestContext, request: Any) -> Any:
     return services.controller.elect_leaders(request, context.version)
 
 
-def alter_partition_reassignments(services: Any, context: RequestContext, request: Any) -> Any:
+def alter_partition_reassignments(services: ControllerServices, context: RequestContext, request: Any) -> Any:
     return services.controller.alter_partition_reassignments(request)
 
 
-def list_partition_reassignments(services: Any, context: RequestContext, request: Any) -> Any:
+def list_partition_reassignments(services: ControllerServices, context: RequestContext, request: Any) -> Any:
     if not services.controller.is_active:
         raise not_controller()
     return ongoing(services.metadata.image, request)
 
 
-def alter_client_quotas(services: Any, context: RequestContext, request: Any) -> Any:
-    return services.controller.alter_client_quotas(request)
+def alter_client_quotas(services: ControllerServices, context: RequestContext, request: Any) -> Any:
+    return services.controller.alter_client_quotas(request, context)
 
 
-def update_features(services: Any, context: RequestContext, request: Any) -> Any:
+def update_features(services: ControllerServices, context: RequestContext, request: Any) -> Any:
     return services.controller.update_features(request, context.version)
 
 
-def envelope(services: Any, context: RequestContext, request: Any) -> Any:
+def envelope(services: ControllerServices, context: RequestContext, request: Any) -> Any:
     raise AssertionError("the dispatcher opens an Envelope itself")
 
 

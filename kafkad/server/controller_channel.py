@@ -9,12 +9,20 @@ So a request may be executed twice, as in Kafka: registration, heartbeats and fo
 Use: server/broker_lifecycle; tests/integration/test_metadata_member.py."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
 from kafkad.net.channel import Channel, Unreachable
 from kafkad.protocol import errors
 from kafkad.raft.observer import Leader
+
+
+class Ask(Protocol):
+    """ControllerChannel.ask, or the same by way of another worker (member_feed.ask_by_worker_0)."""
+
+    def __call__(
+        self, request: Any, *, timeout_s: float | None = None, lowest: int = 0
+    ) -> Awaitable[Any]: ...
 
 
 class ControllerChannel:

@@ -23,9 +23,12 @@ import os
 import random
 import secrets
 from collections.abc import Callable, Coroutine
+from socket import socket
 from typing import Any, Final
 
 from kafkad.clock import Clock
+from kafkad.config.broker import BrokerConfig
+from kafkad.config.listeners import Endpoint
 from kafkad.controller.brokers import supported_features
 from kafkad.controller.quorum_controller import QuorumController
 from kafkad.log.checkpoints import META_PROPERTIES
@@ -48,7 +51,7 @@ from kafkad.server.authorization import FollowedAcls
 from kafkad.server.controller_apis import (
     BY_KEY,
     TOLD,
-    Applied,
+    AlwaysApplied,
     ControllerDispatcher,
     ControllerServices,
     MemberAnswers,
@@ -56,6 +59,7 @@ from kafkad.server.controller_apis import (
 from kafkad.server.controller_channel import ControllerChannel
 from kafkad.server.controller_queue import awaited
 from kafkad.server.early_fencing import EarlyFencing
+from kafkad.server.event_loop import EventLoop
 from kafkad.server.metadata_snapshots import MetadataSnapshots
 from kafkad.server.node_links import controller_links
 from kafkad.server.quorum_node import QuorumNode
@@ -74,7 +78,7 @@ RESIGN_S: Final = 0.5  # for the others to hear that their leader goes
 class ControllerNode:
     """`start`, then the loop runs, then `stop`."""
 
-    def __init__(self, config: Any, loop: Any, fatal: Callable[[BaseException], None]) -> None:
+    def __init__(self, config: BrokerConfig, loop: EventLoop, fatal: Callable[[BaseException], None]) -> None:
         self.config = config
         self.loop = loop
         self.fatal = fatal
@@ -82,7 +86,7 @@ class ControllerNode:
         self.random = random.SystemRandom()
         self.scheduler = LoopScheduler(loop)
         self.turns = Turns(loop)
-        self.endpoints: list[Any] = []  # as bound
+        self.endpoints: list[Endpoint] = []  # as bound
         self.cluster_id = ""
         self.incarnation_id = random_uuid(self.random)
         self._undo: list[Callable[[], Any]] = []
@@ -115,7 +119,7 @@ class ControllerNode:
         self.cluster_id = self.log_dirs.cluster_id
         self._undo.append(lambda: self.log_dirs.close(clean=True))
 
-    def _bind(self) -> list[tuple[Any, Any]]:
+    def _bind(self) -> list[tuple[socket, Endpoint]]:
         sockets = []
         for endpoint in self.config.controller_endpoints:
             [socket] = listener.bind(endpoint, backlog=self.config.socket_listen_backlog_size)
@@ -137,7 +141,7 @@ class ControllerNode:
     def _open_quorum(self) -> None:
         config = self.config
         directory = config.metadata_log_dir or config.log_dirs[0]
-        log: Any = self.log_dirs.open_metadata_log(METADATA_TOPIC, METADATA_TOPIC_ID)
+        log = self.log_dirs.open_metadata_log(METADATA_TOPIC, METADATA_TOPIC_ID)
         self.links = controller_links(lambda: self.config, read_bytes)
         self.quorum = QuorumNode(
             self.loop,
@@ -185,8 +189,13 @@ class ControllerNode:
         self.raft = QuorumLog(self.node, self.clock, min_insync_replicas=config.min_insync_replicas)
         self.controller = QuorumController(self.raft, self.clock, self.random, config, self.cluster_id)
         self.acls = FollowedAcls(config, self.clock, self._in_turns)
-        applied: Any = Applied()
-        self.answering = MemberAnswers(self.controller, self.turns, self.loop, applied)
+        self.answering = MemberAnswers(self.controller, self.turns, self.loop, AlwaysApplied())
+        self.early_fencing = EarlyFencing(
+            self.controller,
+            brokers=lambda: self.node.image.brokers.values(),
+            do=self._do,
+            run=self._run,
+        )
         services = ControllerServices(
             config=config,
             static_config=config,
@@ -198,13 +207,8 @@ class ControllerNode:
             groups=None,  # type: ignore[arg-type]
             api_versions=TOLD,
             quorum=self.quorum,
+            early_fencing=self.early_fencing,
             authorizer=self.acls.authorizer,
-        )
-        self.early_fencing = services.early_fencing = EarlyFencing(
-            self.controller,
-            brokers=lambda: self.node.image.brokers.values(),
-            do=self._do,
-            run=self._run,
         )
         authentication = None
         if listeners := controller_listeners(config):
@@ -222,7 +226,7 @@ class ControllerNode:
         caught_up = 0 <= node.high_watermark <= node.image.offset + 1
         self.acls.look(node.image, caught_up=caught_up)
 
-    async def _serve(self, sockets: list[tuple[Any, Any]]) -> None:
+    async def _serve(self, sockets: list[tuple[socket, Endpoint]]) -> None:
         config = self.config
         self.server = FrameServer(
             self.dispatcher.answer,
@@ -232,10 +236,10 @@ class ControllerNode:
             login_size_max=config.sasl_server_max_receive_size,
             certified=CertificateNames(config, config.controller_endpoints),
         )
-        for socket, endpoint in sockets:
+        for listening, endpoint in sockets:
             is_tls, is_sasl = endpoint.protocol.endswith("SSL"), endpoint.protocol.startswith("SASL_")
             await self.server.open(
-                socket,
+                listening,
                 endpoint.listener,
                 context=ControllerContext.of(config, endpoint, read_bytes) if is_tls else None,
                 phase=PHASE_HANDSHAKE if is_sasl else PHASE_READY,
@@ -281,7 +285,7 @@ class ControllerNode:
                 except KafkaError as trouble:  # no longer active, or the log takes nothing now
                     logger.info("the controller's clock: %s", trouble)
 
-    async def _do(self, steps: Any) -> Any:
+    async def _do(self, steps: Steps) -> Any:
         result = self.answering.by_the_clock(steps)
         return await result if inspect.isawaitable(result) else result
 
@@ -378,7 +382,7 @@ class ControllerNode:
                 logger.error("the stop was not clean: %s", trouble)
 
 
-def check_formatted(config: Any) -> None:
+def check_formatted(config: BrokerConfig) -> None:
     """Raise DirectoryTrouble: the nodes of a cluster must agree on its id before they start."""
     directory = config.metadata_log_dir or config.log_dirs[0]
     if not os.path.exists(os.path.join(directory, META_PROPERTIES)):

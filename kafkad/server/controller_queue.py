@@ -16,15 +16,17 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from kafkad.controller.controller import refuse
+from kafkad.api.context import RequestContext
+from kafkad.controller.controller import Controller, refuse
 from kafkad.protocol import errors
 from kafkad.protocol.errors import KafkaError
-from kafkad.server.changes import Changes
 from kafkad.server.turns import Steps, Turns
 
 logger = logging.getLogger("kafkad")
+
+C = TypeVar("C", bound=Controller)
 
 TIMEOUT_S = 30.0  # for requests without a timeout: Kafka's request.timeout.ms
 IN_PASSING_S = 5.0  # for topics and producer ids, which the client does not request explicitly
@@ -121,31 +123,39 @@ async def awaited(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-class AnsweringController:
+class Applied(Protocol):
+    """Knows which changes this process has applied (server/changes)."""
+
+    applied: int  # metadata offset
+
+    async def wait(self, offset: int) -> None: ...
+
+
+class AnsweringController(Generic[C]):
     """The controller for the handlers. Each method returns the answer if nothing has to be waited for,
     otherwise an awaitable of it."""
 
     def __init__(
         self,
-        controller: Any,
+        controller: C,
         turns: Turns,
         loop: asyncio.AbstractEventLoop,
-        changes: Changes | None = None,
+        changes: Applied | None = None,
     ) -> None:
         self._controller = controller
         self._serial = Serial(turns, loop)
         self._loop = loop
         self._changes = changes
 
-    def create_topics(self, request: Any, context: Any = None) -> Any:
+    def create_topics(self, request: Any, context: RequestContext | None = None) -> Any:
         steps = self._controller.create_topics(request, context)
         return self._answer(steps, lambda answer: answer.topics, timeout_of(request))
 
-    def delete_topics(self, request: Any, context: Any = None) -> Any:
+    def delete_topics(self, request: Any, context: RequestContext | None = None) -> Any:
         steps = self._controller.delete_topics(request, context)
         return self._answer(steps, lambda answer: answer.responses, timeout_of(request))
 
-    def create_partitions(self, request: Any, context: Any = None) -> Any:
+    def create_partitions(self, request: Any, context: RequestContext | None = None) -> Any:
         steps = self._controller.create_partitions(request, context)
         return self._answer(steps, lambda answer: answer.results, timeout_of(request))
 
@@ -159,14 +169,16 @@ class AnsweringController:
         return self._answer(steps, timeout_s=IN_PASSING_S, late=errors.LEADER_NOT_AVAILABLE)
 
     def incremental_alter_configs(
-        self, changes: Any, validate_only: bool = False, context: Any = None
+        self, changes: Any, validate_only: bool = False, context: RequestContext | None = None
     ) -> Any:
         return self._answer(self._controller.incremental_alter_configs(changes, validate_only))
 
-    def alter_configs(self, wanted: Any, validate_only: bool = False, context: Any = None) -> Any:
+    def alter_configs(
+        self, wanted: Any, validate_only: bool = False, context: RequestContext | None = None
+    ) -> Any:
         return self._answer(self._controller.alter_configs(wanted, validate_only))
 
-    def alter_user_scram_credentials(self, request: Any, context: Any = None) -> Any:
+    def alter_user_scram_credentials(self, request: Any, context: RequestContext | None = None) -> Any:
         steps = self._controller.alter_user_scram_credentials(request)
         return self._answer(steps, lambda answer: answer.results)
 
@@ -183,15 +195,15 @@ class AnsweringController:
     def remove_expired_tokens(self) -> Any:
         return self._answer(self._controller.remove_expired_tokens())
 
-    def alter_client_quotas(self, request: Any, context: Any = None) -> Any:
+    def alter_client_quotas(self, request: Any, context: RequestContext | None = None) -> Any:
         steps = self._controller.alter_client_quotas(request)
         return self._answer(steps, lambda answer: answer.entries)
 
-    def create_acls(self, request: Any, context: Any = None) -> Any:
+    def create_acls(self, request: Any, context: RequestContext | None = None) -> Any:
         steps = self._controller.create_acls(request)
         return self._answer(steps, lambda answer: answer.results)
 
-    def delete_acls(self, request: Any, context: Any = None) -> Any:
+    def delete_acls(self, request: Any, context: RequestContext | None = None) -> Any:
         steps = self._controller.delete_acls(request)
         return self._answer(steps, lambda answer: answer.filter_results)
 

@@ -23,6 +23,7 @@ from kafkad.metadata.image import MetadataImage
 from kafkad.net.channel import Unreachable
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
+from kafkad.server.controller_channel import Ask
 
 logger = logging.getLogger("kafkad")
 
@@ -44,7 +45,7 @@ class ControllerRequests:
 
     def __init__(
         self,
-        ask: Callable[..., Any],
+        ask: Ask,
         *,
         broker_id: int,
         epoch: Callable[[], int],

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kafkad._native.shared import process, timeslice
 from kafkad.config.broker import BrokerConfig
@@ -38,11 +38,26 @@ from kafkad.security import exposure
 from kafkad.server.event_loop import EventLoop
 from kafkad.server.preload import preload
 from kafkad.server.worker import Worker
+
+if TYPE_CHECKING:
+    from kafkad.server.controller_node import ControllerNode
 from kafkad.server.worker_context import BROKEN, ENDING, NO_DIRECTORY, STOP, WorkerContext
 
 logger = logging.getLogger("kafkad")
 
 SLICE_US = 100  # Linux's minimum
+
+
+class Node(Protocol):
+    """What runs in a process of its own: a Worker, or a ControllerNode."""
+
+    endpoints: list[Endpoint]
+    cluster_id: str
+
+    def start(self) -> None:
+        """Raise one of TROUBLES if the node cannot serve."""
+
+    def stop(self) -> None: ...
 
 
 class Interrupted(BaseException):
@@ -62,10 +77,10 @@ def serve(config: BrokerConfig, workers: int = 1) -> int:
     gc.freeze()
     gc.enable()
     if workers == 1:
-        return serve_alone(config, kind_of(config))
+        return serve_alone(config, node_class(config))
     from kafkad.server.supervisor import Supervisor
 
-    work = partial(serve_as_worker, config, kind_of(config))
+    work = partial(serve_as_worker, config, worker_class(config))
     supervisor = Supervisor(config, workers, work, partial(say_ready, config), say_trouble)
     try:
         if not is_alone(config):
@@ -82,23 +97,28 @@ def serve(config: BrokerConfig, workers: int = 1) -> int:
     return supervisor.run()
 
 
-def kind_of(config: BrokerConfig) -> Any:
-    """Return the class that runs in each process of this node."""
-    if is_alone(config):
-        return Worker
+def node_class(config: BrokerConfig) -> "type[Worker | ControllerNode]":
+    """Return the class of a node that is one process."""
     if "broker" in config.process_roles:
-        from kafkad.server.member_worker import MemberWorker
-
-        return MemberWorker
+        return worker_class(config)
     from kafkad.server.controller_node import ControllerNode
 
     return ControllerNode
 
 
-def serve_alone(config: BrokerConfig, kind: Any = Worker) -> int:
+def worker_class(config: BrokerConfig) -> type[Worker]:
+    """Return the class that runs in each process of a node that is a broker."""
+    if is_alone(config):
+        return Worker
+    from kafkad.server.member_worker import MemberWorker
+
+    return MemberWorker
+
+
+def serve_alone(config: BrokerConfig, kind: "type[Worker | ControllerNode]" = Worker) -> int:
     """Run the whole node in one process."""
     loop, fatal = new_loop()
-    worker = kind(config, loop, fatal)
+    worker: Node = kind(config, loop, fatal)
     signals = Signals(loop, ENDING)
     try:
         signals.catch()

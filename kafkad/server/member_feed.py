@@ -18,7 +18,7 @@ from typing import Any, Final
 from kafkad.net.channel import Unreachable
 from kafkad.protocol import codec, errors
 from kafkad.protocol.errors import KafkaError, Malformed
-from kafkad.server.controller_channel import ControllerChannel
+from kafkad.server.controller_channel import Ask, ControllerChannel
 from kafkad.server.metadata_feed import LEADER
 from kafkad.server.worker_links import PeerLost, Peers, PeerTrouble
 
@@ -29,16 +29,16 @@ HAND_OVER_S: Final = 0.2  # for the others' logs to be drained
 LOWEST: Final = struct.Struct("<h")
 
 
-def ask_by_worker_0(peers: Peers | None) -> Callable[..., Any]:
+def ask_by_worker_0(peers: Peers | None) -> Ask:
     """Return a function like ControllerChannel.ask."""
     assert peers is not None
 
-    async def ask(request: Any, *, lowest: int = 0) -> Any:
+    async def ask(request: Any, *, timeout_s: float | None = None, lowest: int = 0) -> Any:
         version = request.MAX_VERSION
         frame = LOWEST.pack(lowest) + codec.encode_request(request, version, 0, "kafkad")
         try:
             await peers.wait_up(LEADER, PATIENCE_S)
-            answer = await peers.call(LEADER, CONTROLLER_ASKED, frame, TIMEOUT_S)
+            answer = await peers.call(LEADER, CONTROLLER_ASKED, frame, timeout_s or TIMEOUT_S)
             return codec.decode_response(codec.response_class(request.API_KEY), version, answer)[1]
         except (PeerLost, PeerTrouble, TimeoutError, Malformed) as trouble:
             raise Unreachable(f"the controller cannot be asked by worker 0: {trouble}") from trouble

@@ -12,25 +12,62 @@ Use: server/member_worker."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
+from kafkad.clock import Clock
+from kafkad.config.broker import BrokerConfig
+from kafkad.log.log_dirs import LogDirs
 from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, MetadataFiles
 from kafkad.raft.elections import Role
 from kafkad.raft.metadata_replica import SnapshotPolicy
 from kafkad.raft.observer import Leader, Observer
 from kafkad.server.controller_node import ControllerNode, address_of, static_voters
+from kafkad.server.event_loop import EventLoop
 from kafkad.server.metadata_client import MetadataClient
+from kafkad.server.node_links import NodeLinks
+from kafkad.server.scheduler import LoopScheduler
+from kafkad.server.turns import Turns
 
 Run = Callable[[Coroutine[Any, Any, None]], Any]
 
 
+class ClusterMetadata(Protocol):
+    """What a broker needs of either class."""
+
+    @property
+    def replica(self) -> Observer: ...
+    @property
+    def leader(self) -> Leader | None: ...
+    @property
+    def until(self) -> Callable[[Callable[[Observer], bool]], Coroutine[Any, Any, None]]:
+        """Wait until a condition holds for the replica."""
+
+    def begin(self, run: Run) -> None: ...
+    @property
+    def close(self) -> Callable[[], None]: ...
+
+
+class Broker(Protocol):
+    """What either class needs of a broker (server/member_worker)."""
+
+    config: BrokerConfig
+    loop: EventLoop
+    fatal: Callable[[BaseException], None]
+    clock: Clock
+    cluster_id: str
+    log_dirs: LogDirs
+    scheduler: LoopScheduler
+    turns: Turns
+    controller_links: NodeLinks
+
+
 class FollowedMetadata:
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Broker) -> None:
         """Open the metadata log. Raises UnusableMetadata, DirectoryTrouble."""
         config = worker.config
         directory = config.metadata_log_dir or config.log_dirs[0]
         voters = static_voters(config.controller_quorum_voters)
-        log: Any = worker.log_dirs.open_metadata_log(METADATA_TOPIC, METADATA_TOPIC_ID)
+        log = worker.log_dirs.open_metadata_log(METADATA_TOPIC, METADATA_TOPIC_ID)
         self.replica = Observer(
             node_id=config.node_id,
             directory_id=worker.log_dirs.directory_id(directory),
@@ -68,7 +105,7 @@ class ControllerHalf(ControllerNode):
     """A ControllerNode with the directories, the threads and the turns of a broker. The broker also makes the
     snapshots."""
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Broker) -> None:
         """Open the metadata log and listen. Raises UnusableMetadata, DirectoryTrouble, ListenError."""
         super().__init__(worker.config, worker.loop, worker.fatal)
         self.scheduler = worker.scheduler

@@ -30,10 +30,12 @@ from typing import Any, Final
 from kafkad._native.serving.replication_quota import ReplicationQuota
 from kafkad.api.context import ANONYMOUS, RequestContext
 from kafkad.api.node_endpoints import node_entry
+from kafkad.config.broker import BrokerConfig
 from kafkad.controller.brokers import NotRegistered, Registration
 from kafkad.controller.configs import Absolute, Incremental, Outcome
 from kafkad.log.log import Log
 from kafkad.metadata.image import MetadataImage, PartitionState
+from kafkad.metadata.replay import Delta
 from kafkad.metadata.uuids import random_uuid
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -46,14 +48,15 @@ from kafkad.server import member_apis
 from kafkad.server.alter_partition import AlterPartitions
 from kafkad.server.authentication import read_bytes
 from kafkad.server.broker_lifecycle import BrokerLifecycle
-from kafkad.server.controller_channel import ControllerChannel
+from kafkad.server.controller_channel import Ask, ControllerChannel
 from kafkad.server.controller_node import check_formatted
 from kafkad.server.controller_queue import awaited
 from kafkad.server.controller_requests import ControllerRequests, Placed
 from kafkad.server.coordinator_moves import CoordinatorMoves
+from kafkad.server.event_loop import EventLoop
 from kafkad.server.group_storage import OFFSETS_TOPIC
 from kafkad.server.member_feed import ControllerOfOthers, Departure, ask_by_worker_0
-from kafkad.server.member_metadata import ControllerHalf, FollowedMetadata
+from kafkad.server.member_metadata import ClusterMetadata, ControllerHalf, FollowedMetadata
 from kafkad.server.metadata_feed import LEADER, ForOthers, difference, encode_image
 from kafkad.server.node_links import broker_links, controller_links
 from kafkad.server.other_brokers import OtherBrokers
@@ -81,10 +84,10 @@ class MemberController:
     def __init__(
         self,
         requests: ControllerRequests,
-        client: Any,
+        client: ClusterMetadata,
         metadata: MetadataCache,
         applied: Callable[[int], Awaitable[Any]],
-        config: Any,
+        config: BrokerConfig,
     ) -> None:
         """`applied` waits until this broker has applied the metadata up to an offset."""
         self.config = config
@@ -94,7 +97,7 @@ class MemberController:
         self._applied = applied
         self._assigning: set[asyncio.Task[None]] = set()
 
-    def update_config(self, config: Any) -> None:
+    def update_config(self, config: BrokerConfig) -> None:
         self.config = config
 
     def drain(self) -> None:
@@ -245,8 +248,14 @@ class MemberController:
 
 
 class MemberWorker(Worker):
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(
+        self,
+        config: BrokerConfig,
+        loop: EventLoop,
+        fatal: Callable[[BaseException], None],
+        context: WorkerContext | None = None,
+    ) -> None:
+        super().__init__(config, loop, fatal, context)
         self.apis, self.told = member_apis.BY_KEY, member_apis.TOLD
         self.fetchers: Fetchers | None = None  # until logs are loaded
         self._tasks: list[asyncio.Task[None]] = []
@@ -275,9 +284,9 @@ class MemberWorker(Worker):
         config = self.config
         is_controller = "controller" in config.process_roles
         self.controller_links = controller_links(lambda: self.config, read_bytes)
-        self.client: Any = ControllerHalf(self) if is_controller else FollowedMetadata(self)
-        self.raft: Any = self.client.replica
-        self.raft.keeps_values = self.context is not None
+        self.client: ClusterMetadata = ControllerHalf(self) if is_controller else FollowedMetadata(self)
+        self.raft = self.observer = self.client.replica
+        self.observer.keeps_values = self.context is not None
         self._started("metadata log", self.client.close)
         self.metadata = MetadataCache(self.raft.image)
         self.channel = ControllerChannel(
@@ -316,12 +325,12 @@ class MemberWorker(Worker):
         super()._meet()
         assert self.peers is not None
         self._departure = Departure(self.peers, self._hand_over)
-        ForOthers(self.controller, self.peers, self.turns)
+        ForOthers(self.answering, self.peers, self.turns)
         ControllerOfOthers(self.peers, self.channel)
         self.log_dirs.metadata_offset = self.metadata.image.offset
         context.first_image.publish(encode_image(self.metadata.image))
 
-    def _make_replicas(self, ask: Callable[..., Any]) -> None:
+    def _make_replicas(self, ask: Ask) -> None:
         """`ask` sends a request to the controller."""
         node_id, epoch = self.config.node_id, self._broker_epoch
         alter = AlterPartitions(ask, self._run, broker_id=node_id, epoch=epoch)
@@ -366,7 +375,7 @@ class MemberWorker(Worker):
             raise UnusableMetadata(
                 f"no controller of controller.quorum.voters or controller.quorum.bootstrap.servers has said"
                 f" what the cluster's metadata is, within {timeout_s:g} s"
-                + (f"; last it answered {self.raft.trouble}" if self.raft.trouble else "")
+                + (f"; last it answered {self.observer.trouble}" if self.observer.trouble else "")
             ) from None
         before = self.raft.image.brokers.get(self.config.node_id)
         if self.context is not None and before and before.incarnation_id == self.context.incarnation_id:
@@ -422,15 +431,15 @@ class MemberWorker(Worker):
         image = self.metadata.image
         self.partitions.apply(image)
         self.changes.applied = image.offset
-        self.raft.on_commit = self._committed
-        self.raft.on_snapshot = self._begun_anew
+        self.observer.on_commit = self._committed
+        self.observer.on_snapshot = self._begun_anew
 
-    def _committed(self, image: MetadataImage, delta: Any) -> None:
+    def _committed(self, image: MetadataImage, delta: Delta) -> None:
         previous = self.metadata.image.offset
         self.log_dirs.metadata_offset = image.offset
         self._on_change(delta, image)
         if self.context is not None:
-            self.feed.committed(self.raft.values, previous, image)
+            self.feed.committed(self.observer.values, previous, image)
 
     def _begun_anew(self, image: MetadataImage) -> None:
         """With a snapshot."""
@@ -439,7 +448,7 @@ class MemberWorker(Worker):
         if self.context is not None:
             self.feed.replaced()
 
-    def _on_change(self, delta: Any, image: MetadataImage) -> None:
+    def _on_change(self, delta: Delta, image: MetadataImage) -> None:
         super()._on_change(delta, image)
         if delta.brokers_changed and hasattr(self, "reactor"):  # else `_begin_replication` does it
             self._name_leaders()
@@ -450,7 +459,7 @@ class MemberWorker(Worker):
         if own is not None and not own.fenced and own.epoch == self._broker_epoch():
             self._active.set()
 
-    def _follow(self, delta: Any, image: MetadataImage, defaults: Any | None) -> Steps:
+    def _follow(self, delta: Delta, image: MetadataImage, defaults: BrokerConfig | None) -> Steps:
         if defaults is not None and hasattr(self, "throttle"):  # else it begins with the new ones
             throttles.limit(self.throttle, defaults)
         if delta.brokers_changed:

@@ -29,7 +29,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from kafkad.api.context import Images
+from kafkad.api.context import Images, OwnRequests
+from kafkad.config.broker import BrokerConfig
+from kafkad.controller.controller import Controller
 from kafkad.log.log import Log
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.records import decode_record, encode_record
@@ -514,10 +516,12 @@ def _not_opened(topic: str, index: int, topic_id: bytes) -> tuple[Any, ...]:
     return topic, index, topic_id.hex(), NO_ROW, ""
 
 
-class LeadingController(AnsweringController):
+class LeadingController(AnsweringController[Controller]):
     """The controller of worker 0 with other workers: a change is answered when all workers know it."""
 
-    def __init__(self, controller: Any, turns: Turns, loop: asyncio.AbstractEventLoop, feed: Feed) -> None:
+    def __init__(
+        self, controller: Controller, turns: Turns, loop: asyncio.AbstractEventLoop, feed: Feed
+    ) -> None:
         super().__init__(controller, turns, loop)
         self._feed = feed
         ForOthers(self, feed.peers, turns)
@@ -532,7 +536,7 @@ class LeadingController(AnsweringController):
 class ForOthers:
     """Worker 0's side of RemoteController."""
 
-    def __init__(self, controller: Any, peers: Peers, turns: Turns) -> None:
+    def __init__(self, controller: OwnRequests, peers: Peers, turns: Turns) -> None:
         self._controller = controller
         self._turns = turns
         peers.handle(CREATE, self._create)
@@ -576,7 +580,7 @@ class RemoteController:
         if k == LEADER and self._placed:  # the previous one may have died before it assigned them
             self.assign_directories(self._placed)
 
-    def update_config(self, config: Any) -> None:
+    def update_config(self, config: BrokerConfig) -> None:
         """Do nothing: worker 0 does it."""
 
     async def auto_create(self, names: Iterable[str]) -> dict[str, KafkaError | None]:

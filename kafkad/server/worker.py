@@ -53,9 +53,11 @@ from kafkad.log.log_dirs import DirectoryTrouble, LogDirs
 from kafkad.log.metadata_files import METADATA_TOPIC, METADATA_TOPIC_ID, MetadataFiles
 from kafkad.metadata import features
 from kafkad.metadata.image import BROKER, MetadataImage
+from kafkad.metadata.replay import Delta
 from kafkad.metadata.uuids import random_uuid
 from kafkad.net import listener
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
+from kafkad.raft.metadata_replica import MetadataReplica
 from kafkad.raft.single_voter import SingleVoter
 from kafkad.replication.ownership import owner_of
 from kafkad.replication.partitions import Partitions
@@ -174,6 +176,7 @@ class Worker:
         self.endpoints: list[Endpoint] = []  # as bound: ports are real
         self.cluster_id = ""
         self.controller: Controller | OwnController  # from the metadata log on
+        self.raft: MetadataReplica  # likewise; only worker 0 has one
         self.answering: Answering  # of worker 0, from its registration on
         self._sockets: list[tuple[Any, str]] = []  # listening sockets, and the name of their listener
         self._undo: list[tuple[str, Callable[[], Any]]] = []  # what was started, to be undone by the stop
@@ -299,7 +302,7 @@ class Worker:
     def _open_metadata(self) -> None:
         directory = self.config.metadata_log_dir or self.config.log_dirs[0]
         log = self.log_dirs.open_metadata_log(METADATA_TOPIC, METADATA_TOPIC_ID)
-        self.raft = SingleVoter.configured(
+        self.raft = voter = SingleVoter.configured(
             self.config,
             directory_id=self.log_dirs.directory_id(directory),
             cluster_id=self.cluster_id,
@@ -308,11 +311,11 @@ class Worker:
             clock=self.clock,
             call_soon=lambda function: self.loop.call_soon(self._commit, function),
         )
-        self.raft.open()
-        self.raft.lead()
-        self._started("metadata log", self.raft.close)
+        voter.open()
+        voter.lead()
+        self._started("metadata log", voter.close)
         self.metadata = MetadataCache(self.raft.image)
-        self.controller = Controller(self.raft, self.clock, self.random, self.config)
+        self.controller = Controller(voter, self.clock, self.random, self.config)
         has_authorizer = authorizer_settings(self.config) is not None
         has_tokens = bool(self.config.delegation_token_secret_key)
         if kept := not_enforced(self.raft.image, has_authorizer=has_authorizer, has_tokens=has_tokens):
@@ -356,7 +359,10 @@ class Worker:
         def mine(topic: str, topic_id: bytes, index: int) -> bool:
             return owner_of(topic_id, index, self.count) == self.me
 
-        hook_moves(self)
+        hook_moves(
+            self.log_dirs.moves, lambda: self.config, self.count, self.metadata, self.partitions,
+            assign_directories=self._assign_directories, is_busy=self._is_loading,
+        )  # fmt: skip
         self.log_dirs.load(
             config_for, known_topics(image), None if self.context is None else mine, self.count,
             lambda topic, index: index in image.topics[topic].partitions,
@@ -686,7 +692,7 @@ class Worker:
 
     # -- running -------------------------------------------------------------------------------------------
 
-    def _on_change(self, delta: Any, image: MetadataImage) -> None:
+    def _on_change(self, delta: Delta, image: MetadataImage) -> None:
         """Apply one committed change of metadata: configuration first, then logs, then groups."""
         defaults_changed = any(kind == BROKER for kind, _ in delta.configs_changed)
         if defaults_changed:
@@ -711,7 +717,7 @@ class Worker:
         yield from self.client_quotas.follow(changed, image.client_quotas)
         return (yield from steps)
 
-    def _follow(self, delta: Any, image: MetadataImage, defaults: Any | None) -> Steps:
+    def _follow(self, delta: Delta, image: MetadataImage, defaults: BrokerConfig | None) -> Steps:
         """Apply in steps what grows with a change. `defaults`: the new configuration, if any."""
         if defaults is not None:
             yield from self.partitions.follow_defaults(defaults)

@@ -14,7 +14,7 @@ from kafkad.server import lifecycle, supervisor
 
 config = BrokerConfig.load(None, {"log.dirs": "data", "listeners": "PLAINTEXT://127.0.0.1:0"})
 check_start(config)
-assert lifecycle.kind_of(config) is lifecycle.Worker
+assert lifecycle.node_class(config) is lifecycle.Worker
 lifecycle.preload()
 print(*sys.modules)
 """

@@ -20,11 +20,9 @@ import logging
 import os
 import random
 import shutil
-import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 
 from kafkad._native.log.partition import Partition
 from kafkad._native.log.producer_table import ProducerTable
@@ -34,47 +32,39 @@ from kafkad.config.broker import BrokerConfig
 from kafkad.config.topic import TopicConfig
 from kafkad.log.checkpointing import Checkpointing
 from kafkad.log.checkpoints import (
-    CLEANER_OFFSETS,
     HIGH_WATERMARKS,
-    LOG_START_OFFSETS,
-    RECOVERY_POINTS,
     make_directory,
-    read_offsets,
     write_partition_metadata,
 )
-from kafkad.log.clean_marks import CleanStop, take_mark, write_mark
+from kafkad.log.clean_marks import take_mark, write_mark
 from kafkad.log.cleaning_permits import Permits
 from kafkad.log.closing import close_logs
 from kafkad.log.directory import CHECKPOINTS, FAILED, NOT_CLEAN, PARTITIONS, Directory, Key, SharedFacts
 from kafkad.log.directory_lock import InUse, lock_directory
 from kafkad.log.filenames import (
     DELETE_DIR,
-    FUTURE_DIR,
     METADATA_TOPIC,
-    STRAY_DIR,
     left_directory,
-    parse_directory,
     partition_directory,
 )
 from kafkad.log.flusher import FATAL, is_fatal
 from kafkad.log.identity import DirectoryTrouble as DirectoryTrouble
 from kafkad.log.identity import identify
+from kafkad.log.loading import Loading, Wanted
 from kafkad.log.log import Log
 from kafkad.log.log_starts import LogStarts, keep_all
 from kafkad.log.metadata_files import metadata_config
-from kafkad.log.moves import Moves, topic_id_if_ours
-from kafkad.log.parallel import run_all
+from kafkad.log.moves import Moves
 from kafkad.log.removal import Removals
 from kafkad.log.renames import Renames
 from kafkad.log.scheduler import Scheduler
-from kafkad.log.strays import restore, set_aside, topic_id_of
+from kafkad.log.strays import topic_id_of
 from kafkad.log.unloaded import Unloaded
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
 
 logger = logging.getLogger("kafkad.log")
 
 DELETE_AGAIN_MS = 1_000  # after a rename of a directory failed
-REMOTE_INDEX_CACHE = "remote-log-index-cache"
 
 
 class DirectoryOccupied(KafkaError):
@@ -240,244 +230,7 @@ class LogDirs:
         -> id, and `has(topic, index)`: whether a known topic has that partition; any other log is a stray
         (known_topics None: there are no strays). `workers`: how many workers do this at the same time. Raises
         DirectoryTrouble."""
-        now_ms, begun_ms = self.clock.now_ms(), self.clock.monotonic_ms()
-        jobs: list[Callable[[], None]] = []
-        unclean = False
-        restored = self._restore_strays(known_topics, mine, has)
-        if known_topics is not None:
-            restored |= self.moves.promote(partial(topic_id_if_ours, known_topics, mine, has))
-        for directory in self._online():
-            if not directory.for_logs:
-                continue
-            try:
-                names = sorted(entry.name for entry in os.scandir(directory.path) if entry.is_dir())
-            except OSError as e:
-                self._unreadable(directory, directory.path, e)
-                continue
-            checkpoints = {name: self._read_checkpoint(directory, name) for name in CHECKPOINTS}
-            directory.written = {name: dict(offsets) for name, offsets in checkpoints.items()}
-            unclean = unclean or (not directory.clean and bool(names))
-            for name in names:
-                parsed = parse_directory(name)
-                path = os.path.join(directory.path, name)
-                if parsed is None or parsed[2] or parsed[0] == METADATA_TOPIC:
-                    self._see_to(directory, path, name, parsed)
-                    continue
-                topic, index = sys.intern(parsed[0]), parsed[1]
-                if mine is not None:
-                    found_id = topic_id_of(path) if self.restarted else None
-                    if self._is_deleted(found_id, topic, index, known_topics or {}, mine):
-                        logger.info("%s was deleted while its worker was away", path)
-                        self._delete_directory(directory, path, topic, index)
-                        self._uncount(directory, 1)
-                        continue
-                    if not self._is_ours(found_id, topic, index, known_topics or {}, mine):
-                        continue
-                jobs.append(
-                    self._loading(
-                        directory,
-                        path,
-                        topic,
-                        index,
-                        checkpoints,
-                        config_for,
-                        known_topics,
-                        has,
-                        now_ms,
-                        clean=directory.clean and path not in restored,
-                    )
-                )
-        if unclean and len(jobs) > 1:
-            # The scans release the GIL, so threads help; opening clean logs does not.
-            for trouble in run_all(jobs, self._recovery_threads(workers), "kafkad-recovery"):
-                if trouble is not None:
-                    raise trouble
-        else:
-            for job in jobs:
-                job()
-        if self.restarted:
-            logger.info(
-                "%d logs of the worker before us are open in %d ms, %d bytes were walked",
-                len(self._logs),
-                self.clock.monotonic_ms() - begun_ms,
-                sum(log.scanned_bytes for log in self.all()),
-            )
-        self.moves.resume(partial(self._is_unknown, known_topics, has))
-        for directory in self._online():
-            ours = directory.logs_by_key
-            if self.shared and not self.restarted:
-                self._uncount(directory, -len(ours))
-            for name, offsets in directory.written.items():
-                kept = {key: offsets.pop(key) for key in ours if key in offsets}  # with the keys of `ours`
-                directory.written[name] = kept if self.shared else kept | offsets
-
-    def _restore_strays(
-        self,
-        known_topics: Mapping[str, bytes] | None,
-        mine: Callable[[str, bytes, int], bool] | None,
-        has: Callable[[str, int], bool],
-    ) -> set[str]:
-        if known_topics is None or self.restarted:
-            return set()
-
-        def wanted(topic: str, index: int, topic_id: bytes) -> bool:
-            if known_topics.get(topic) != topic_id or not has(topic, index):
-                return False
-            return mine is None or mine(topic, topic_id, index)
-
-        return restore([each for each in self._online() if each.for_logs], wanted)
-
-    def _is_unknown(
-        self, known: Mapping[str, bytes] | None, has: Callable[[str, int], bool], topic: str, index: int
-    ) -> bool:
-        keeps = self.me == 0 and not self.restarted and known is not None
-        return keeps and not (topic in (known or ()) and has(topic, index))
-
-    def _recovery_threads(self, workers: int) -> int:
-        """Return this worker's part of num.recovery.threads.per.data.dir. If that is not set: as many as
-        there are cores, which limit a scan if the data is in the page cache; in each worker, because one may
-        have more to scan than another."""
-        if not self.config.is_given("num.recovery.threads.per.data.dir"):
-            return os.cpu_count() or 1
-        threads = self.config.num_recovery_threads_per_data_dir * len(self.directories())
-        return max(1, -(-threads // workers))
-
-    def _see_to(
-        self, directory: Directory, path: str, name: str, parsed: tuple[str, int, str] | None
-    ) -> None:
-        """Handle a directory that is no partition's, or is out of use."""
-        if parsed is None:
-            if name != REMOTE_INDEX_CACHE and self.me == 0:
-                logger.warning("%s is no partition", path)
-        elif parsed[2] == DELETE_DIR:
-            if self.me == 0 or self.restarted:  # the previous worker may have been about to remove it
-                self.remove_later(self.config.log_segment_delete_delay_ms, path)
-        elif parsed[2] == FUTURE_DIR:
-            self.moves.found(directory, path, parsed[:2])
-        elif parsed[2] == STRAY_DIR and self.me == 0:
-            logger.warning("left alone: %s", path)
-
-    def _is_ours(
-        self,
-        found_id: bytes | None,
-        topic: str,
-        index: int,
-        known_topics: Mapping[str, bytes],
-        mine: Callable[[str, bytes, int], bool],
-    ) -> bool:
-        """Return whether this worker loads the directory, or treats it as a stray. While other workers are
-        running, a directory with another id than the metadata's belongs to a topic that its owner is about to
-        delete."""
-        known = known_topics.get(topic)
-        if known is None:
-            return self.me == 0 and not self.restarted
-        if not mine(topic, known, index):
-            return False
-        return not self.restarted or found_id in (None, known)
-
-    def _is_deleted(
-        self,
-        found_id: bytes | None,
-        topic: str,
-        index: int,
-        known_topics: Mapping[str, bytes],
-        mine: Callable[[str, bytes, int], bool],
-    ) -> bool:
-        """Return whether its topic was deleted during this run of the broker, after its owner here had
-        died."""
-        return found_id is not None and known_topics.get(topic) != found_id and mine(topic, found_id, index)
-
-    def _read_checkpoint(self, directory: Directory, name: str) -> dict[Key, int]:
-        path = os.path.join(directory.path, name)
-        try:
-            return read_offsets(path)
-        except Malformed as e:
-            logger.error("%s is damaged and will be written anew: %s", path, e)
-            return {}
-        except OSError as e:  # it may have the log starts of DeleteRecords
-            self._unreadable(directory, path, e)
-            return {}
-
-    def _unreadable(self, directory: Directory, path: str, error: OSError) -> None:
-        """At a start: a directory that has failed goes offline, a shortage ends the start."""
-        if error.errno not in FATAL:
-            raise DirectoryTrouble(f"{path} cannot be read: {error}") from error
-        logger.error("%s cannot be read: %s", path, error)
-        self.go_offline(directory)
-
-    def _loading(
-        self,
-        directory: Directory,
-        path: str,
-        topic: str,
-        index: int,
-        checkpoints: Mapping[str, Mapping[Key, int]],
-        config_for: Callable[[str], TopicConfig],
-        known_topics: Mapping[str, bytes] | None,
-        has: Callable[[str, int], bool],
-        now_ms: int,
-        *,
-        clean: bool,
-    ) -> Callable[[], None]:
-        key = topic, index
-        known = known_topics is None or (topic in known_topics and has(topic, index))
-        config = config_for(topic) if known else TopicConfig()
-
-        offsets = {name: checkpoints[name][key] for name in CHECKPOINTS if key in checkpoints[name]}
-
-        def is_known(found_id: bytes | None) -> bool:
-            return known and (
-                known_topics is None or found_id in (None, bytes(16)) or found_id == known_topics[topic]
-            )
-
-        def open_log() -> Log | None:
-            # Recovery may cut, and needs the topic's configuration: do not run it for strays.
-            if not known or (not clean and not is_known(topic_id_of(path))):
-                set_aside(path, topic, index, offsets)
-                return None
-            topic_id = known_topics.get(topic) if known_topics is not None else None
-            left = self._row_left(topic_id, index)
-
-            log = Log.open(
-                path,
-                topic,
-                index,
-                config,
-                now_ms=now_ms,
-                clean=clean and CleanStop(directory.marked_ms, offsets.get(RECOVERY_POINTS)),
-                scheduler=self.scheduler,
-                recovery_point=offsets.get(RECOVERY_POINTS, 0),
-                log_start_offset=offsets.get(LOG_START_OFFSETS, 0),
-                high_watermark=offsets.get(HIGH_WATERMARKS, 0),
-                cleaned_below=offsets.get(CLEANER_OFFSETS, 0),
-                row=self.table.allocate() if left is None else None,
-                left=left,
-                jitter=random.random(),
-                producer_expiration_ms=self.config.producer_id_expiration_ms,
-            )
-            if not is_known(log.topic_id):
-                log.close(clean=False)
-                log.native.close_files()
-                set_aside(path, topic, index, offsets)
-                return None
-            if known_topics is not None and log.topic_id == bytes(16):
-                log.adopt_topic_id(known_topics[topic])
-            return log
-
-        def job() -> None:
-            try:
-                log = None if directory.offline else open_log()
-                if log is not None:
-                    self._add(log, directory)
-            except (OSError, KafkaError, Malformed) as e:
-                if is_fatal(e):
-                    logger.error("%s cannot be loaded, its directory is offline: %s", path, e)
-                    self.go_offline(directory)
-                else:
-                    logger.error("%s cannot be loaded yet: %s", path, e)
-                    self._unloaded[key] = Unloaded(directory, open_log, e)
-
-        return job
+        Loading(self, Wanted(config_for, known_topics, has, mine)).run(workers)
 
     def _load_again(self, key: Key) -> Log | None:
         """Load a log that could not be loaded at the start; None: it was a stray. Raises KafkaError;
@@ -497,15 +250,9 @@ class LogDirs:
         del self._unloaded[key]
         if unloaded.log is None:
             return None
-        self._add(unloaded.log, directory)
-        self._uncount(directory, -1)
+        self.add(unloaded.log, directory)
+        self.uncount(directory, -1)
         return unloaded.log
-
-    def _row_left(self, topic_id: bytes | None, index: int) -> RowSlot | None:
-        """Return the row of the previous owner, which died; clients and other workers have seen it."""
-        if not self.restarted or topic_id is None:
-            return None
-        return self.table.find(topic_id, index)
 
     def _new_row(self) -> RowSlot:
         with suppress(MemoryError):
@@ -523,7 +270,7 @@ class LogDirs:
         if count:
             logger.info("%d rows of partitions that are gone are free again", count)
 
-    def _add(self, log: Log, directory: Directory) -> None:
+    def add(self, log: Log, directory: Directory) -> None:
         key = log.topic, log.partition
         if key in self._logs:
             other = self._logs[key][0].directory
@@ -535,6 +282,10 @@ class LogDirs:
             log.native.commit_with(directory.group_commit)
         self._logs[key] = (log, directory)
         directory.logs_by_key[key] = log
+
+    def add_unloaded(self, key: Key, unloaded: Unloaded) -> None:
+        """`create` will try to load it again."""
+        self._unloaded[key] = unloaded
 
     # -- logs and directories --------------------------------------------------------------------------------
 
@@ -613,19 +364,19 @@ class LogDirs:
                     producer_expiration_ms=self.config.producer_id_expiration_ms,
                 )
             except KafkaError:
-                self._uncount(directory, 1)
+                self.uncount(directory, 1)
                 raise
             except OSError as e:
-                self._uncount(directory, 1)
+                self.uncount(directory, 1)
                 if e.errno not in FATAL:
                     raise KafkaError(KAFKA_STORAGE_ERROR, f"{path} cannot be created: {e}") from e
                 logger.error("%s cannot be created, its directory goes offline: %s", path, e)
                 self.go_offline(directory)
                 continue
             except Malformed as e:
-                self._uncount(directory, 1)
+                self.uncount(directory, 1)
                 raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
-            self._add(log, directory)
+            self.add(log, directory)
             return log
 
     def _place_in(self, online: list[Directory]) -> Directory:
@@ -638,7 +389,8 @@ class LogDirs:
             self._told.add(directory.number, PARTITIONS, 1)
         return directory
 
-    def _uncount(self, directory: Directory, count: int) -> None:
+    def uncount(self, directory: Directory, count: int) -> None:
+        """The directory has `count` partitions less, for the other workers."""
         if self.shared:
             with self._told.alone():
                 self._told.add(directory.number, PARTITIONS, -count)
@@ -691,7 +443,7 @@ class LogDirs:
             return
         log, directory = found
         del directory.logs_by_key[topic, index]
-        self._uncount(directory, 1)
+        self.uncount(directory, 1)
         if log.native.failure:
             return  # its directory is offline: leave it
         path = os.path.join(directory.path, left_directory(topic, index, uuid.uuid4().hex, DELETE_DIR))
@@ -712,7 +464,7 @@ class LogDirs:
         directory = unloaded.directory
         path = os.path.join(directory.path, partition_directory(topic, index))
         if not directory.offline and os.path.exists(path):
-            self._delete_directory(directory, path, topic, index)
+            self.delete_closed(directory, path, topic, index)
             self.sync_renames(lambda: None)
 
     def sync_renames(self, done: Callable[[], None] | None = None) -> bool:
@@ -723,7 +475,7 @@ class LogDirs:
             return self._renames.sync(None, lambda: None)
         return self._renames.sync(self.scheduler, done)
 
-    def _delete_directory(self, directory: Directory, path: str, topic: str, index: int) -> None:
+    def delete_closed(self, directory: Directory, path: str, topic: str, index: int) -> None:
         """Delete a log that is not open, like `delete`. Call `sync_renames` after it."""
         gone = os.path.join(directory.path, left_directory(topic, index, uuid.uuid4().hex, DELETE_DIR))
         topic_id = topic_id_of(path)
@@ -744,8 +496,8 @@ class LogDirs:
         del before.logs_by_key[key]
         directory.logs_by_key[key] = log
         self._logs[key] = log, directory
-        self._uncount(before, 1)
-        self._uncount(directory, -1)
+        self.uncount(before, 1)
+        self.uncount(directory, -1)
         if directory.group_commit is not None:
             log.native.commit_with(directory.group_commit)
         self._renames.add(before, key)
@@ -761,7 +513,7 @@ class LogDirs:
         def again() -> None:
             # The name may be another topic's by now.
             if not directory.offline and topic_id_of(path) == topic_id:
-                self._delete_directory(directory, path, topic, index)
+                self.delete_closed(directory, path, topic, index)
                 self.sync_renames(lambda: None)
 
         self.scheduler.call_later(DELETE_AGAIN_MS, again)

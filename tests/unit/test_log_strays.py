@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from kafkad.log import log_dirs, recovery, strays
+from kafkad.log import loading, log_dirs, recovery, strays
 from kafkad.log.checkpoints import LOG_START_OFFSETS, read_offsets
 from kafkad.log.clean_marks import CLEAN_SHUTDOWN
 from kafkad.log.log_dirs import DirectoryTrouble
@@ -152,7 +152,7 @@ def test_a_checkpoint_that_a_shortage_keeps_from_being_read_ends_the_start(tmp_p
     def limited(path):
         raise OSError(errno.EMFILE, "Too many open files", path)
 
-    monkeypatch.setattr(log_dirs, "read_offsets", limited)
+    monkeypatch.setattr(loading, "read_offsets", limited)
     with pytest.raises(DirectoryTrouble, match="recovery-point-offset-checkpoint cannot be read: "):
         world.open()
 

@@ -28,9 +28,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from random import Random
 from typing import Any, Final, NamedTuple, Protocol
 
+from kafkad._native.serving.followed import DELAYED, FAILED, FETCHING, TRUNCATING
 from kafkad._native.serving.outgoing_tls import OutgoingTls
 from kafkad._native.serving.reactor import Reactor
-from kafkad._native.serving.replica_fetch import DELAYED, FAILED, FETCHING, TRUNCATING, ReplicaFetch
+from kafkad._native.serving.replica_fetch import ReplicaFetch
 from kafkad._native.serving.replication_quota import ReplicationQuota
 from kafkad.config.broker import BrokerConfig
 from kafkad.log import runs

@@ -8,9 +8,10 @@ import time
 
 import pytest
 
+from kafkad._native.serving.followed import DELAYED, FAILED, FETCHING, TRUNCATING
 from kafkad._native.serving.partition_table import PartitionTable
 from kafkad._native.serving.reactor import Reactor
-from kafkad._native.serving.replica_fetch import DELAYED, FAILED, FETCHING, TRUNCATING, ReplicaFetch
+from kafkad._native.serving.replica_fetch import ReplicaFetch
 from kafkad._native.serving.replication_quota import FOLLOWER, ReplicationQuota
 from kafkad._native.shared.quota_table import QuotaTable
 from kafkad.log import runs

@@ -1,9 +1,16 @@
-"""A partition that its leader is asked for: see followed.pyx."""
+"""The partitions that a leader is asked for: see followed.pyx."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
+from kafkad._native.log.partition cimport Partition
 from kafkad._native.wire.buffer cimport WriteBuffer
+
+cpdef enum:                        # states of a followed partition
+    FETCHING = 0
+    DELAYED = 1                     # after an error; until `resume`
+    TRUNCATING = 2                  # Python finds out where to cut; until `resume`
+    FAILED = 3                      # until the next leader epoch
 
 cdef struct Followed:
     uint8_t topic_id[16]
@@ -25,3 +32,20 @@ cdef int followed_write(Followed** asked, int32_t count, int32_t partition_bytes
 
 # Writes the keys, (topic id, index), as the forgotten topics of a Fetch, and empties the dict.
 cdef int forgotten_write(dict forgotten, WriteBuffer* out) except -1
+
+cdef class FollowedPartitions:
+    cdef Followed** followed        # in the order of topic id and index
+    cdef int32_t count, capacity
+    cdef Followed** changed         # those that the next request must name, or tell the session to forget
+    cdef int32_t changed_count, changed_capacity
+    cdef dict forgotten             # keys: (topic id, index) that the session has, and the next request removes
+    cdef list removed               # partitions removed during parsing: kept until it is over
+    cdef Followed* current          # NULL: not asked for, or stopped or removed since
+    cdef bint reading               # the buffer is being parsed
+
+    cdef Followed* find(self, const uint8_t* topic_id, int32_t index) noexcept nogil
+    cdef int32_t place_of(self, const uint8_t* topic_id, int32_t index) noexcept nogil
+    cdef Followed* known(self, bytes topic_id, int32_t index) except? NULL
+    cdef int follow(self, Partition partition, bytes topic_id, int32_t index, int32_t leader_epoch) except -1
+    cdef bint restart(self, bytes topic_id, int32_t index) except -1
+    cdef void list_changed(self, Followed* followed) noexcept nogil

@@ -3,9 +3,10 @@
 v0-2 message sets of magic 0 and 1 (old_produce.pyx). v1 throttle time. v2 log append time. v3 transactional id.
 v5 log start offset. v7 zstd allowed. v8 record errors. v9 flexible. v10 leader hints (leader_hints.pyx). v13 topic ids.
 
-The whole body is parsed before anything is appended, so a frame that does not parse changes nothing. Then the records of
-each partition are appended: by `Partition.append`, or in Python if that returns NEED_PYTHON (produce_slow_path.pyx). Each
-append leaves an `Outcome`. The answer is written from the outcomes (produce_answers.pyx) and sent when the acks are met.
+The whole body is parsed before anything is appended (produce_parsing.pyx), so a frame that does not parse changes nothing.
+Then the records of each partition are appended: by `Partition.append`, or in Python if that returns NEED_PYTHON
+(produce_slow_path.pyx). Each append leaves an `Outcome`. The answer is written from the outcomes (produce_answers.pyx) and
+sent when the acks are met.
 
 A request waits as a `HeldProduce` until its last outcome has come, in four cases:
 
@@ -24,7 +25,7 @@ The size of the request is charged to the client's quota when it is answered (qu
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from kafkad._native.wire.batch cimport COMPRESSION_MASK, HEADER_SIZE, NEED_PYTHON, TRANSACTIONAL, bad_records
@@ -41,13 +42,14 @@ from kafkad._native.serving.produce_gate cimport (
     asking_enter, asking_leave, gate_admission, gate_ask, gate_give_up, gate_try_again, has_two_producers)
 from kafkad._native.serving.produce_leaving cimport hand_over
 from kafkad._native.serving.produce_merge cimport merge_parts
+from kafkad._native.serving.produce_parsing cimport SCRATCH_KEPT, drop_scratch, parse_topics
 from kafkad._native.serving.quota cimport quota_charge, quota_unanswered
 from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.serving.topic_rights cimport RIGHT_WRITE, may_topic, may_transact
 from kafkad._native.serving.unpacking cimport Job, unpack_now_ns
 from kafkad._native.shared.watermarks cimport Row
 from kafkad._native.wire.primitives cimport (
-    Cursor, KAFKAD_CHECK, get_i16, read_count, read_i16, read_i32, read_raw, read_uvarint, remaining, skip_tags)
+    Cursor, KAFKAD_CHECK, get_i16, read_i16, read_i32, read_raw, read_uvarint, remaining, skip_tags)
 from kafkad._native.wire.errors cimport (
     INVALID_PRODUCER_ID_MAPPING, INVALID_RECORD, INVALID_REQUEST, INVALID_REQUIRED_ACKS, INVALID_TOPIC_EXCEPTION,
     NOT_ENOUGH_REPLICAS, NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT, TOPIC_AUTHORIZATION_FAILED,
@@ -59,8 +61,6 @@ from kafkad._native.serving.produce_state cimport (
     OUTCOME_AGAIN, OUTCOME_TO_ASK, OUTCOME_TO_COME, HeldProduce, Outcome, Part, Producing, Request, TopicParts)
 
 cdef enum:
-    PARTS_MAX = 1 << 18                 # partitions, and topics, of one request
-    SCRATCH_KEPT = 16384                # partitions, and topics, for which memory is kept between requests
     ZSTD = 4
     # Minimum time for an owner to answer. The request's timeout covers replication only; local appends ignore it, too.
     OWNER_MS_MIN = 1000
@@ -73,68 +73,8 @@ cdef enum:
     PART_BYTES = 16 * 1024
     PART_SENT = 256 + 32                # a mailbox.Mail and a forwarding.Flight
 
-cdef const char* NO_ID = b"\0" * 16
-
-# -- parsing -----------------------------------------------------------------------------------------------
-
 cdef const char* MALFORMED = "a Produce does not parse"
-
-
-cdef bint parse_topics(Producing self, Cursor* body, int16_t version, uint32_t* topic_count,
-                       uint32_t* part_count) noexcept nogil:
-    cdef bint flexible = version >= 9
-    cdef int64_t topics = read_count(body, flexible, 18 if version >= 13 else 3 if flexible else 6)
-    cdef int64_t parts, size, i, j
-    cdef uint32_t used = 0
-    cdef TopicParts* topic
-    cdef Part* part
-    if body.failed or topics > PARTS_MAX:
-        return False
-    if topics > self.topic_capacity:
-        self.topics = <TopicParts*>realloc(self.topics, <size_t>topics * sizeof(TopicParts))
-        KAFKAD_CHECK(self.topics is not NULL)
-        self.topic_capacity = <uint32_t>topics
-    for i in range(topics):
-        topic = &self.topics[i]
-        if version >= 13:
-            topic.name_size = -1
-            topic.name = read_raw(body, 16)
-        else:
-            topic.name_size = <int32_t>read_uvarint(body) - 1 if flexible else read_i16(body)
-            if topic.name_size < 0:
-                return False
-            topic.name = read_raw(body, <size_t>topic.name_size)
-        parts = read_count(body, flexible, 6 if flexible else 8)
-        if body.failed or used + parts > PARTS_MAX:
-            return False
-        topic.first = used
-        topic.count = <uint32_t>parts
-        if used + parts > self.part_capacity:
-            self.part_capacity = <uint32_t>max(used + parts, <int64_t>self.part_capacity * 2)
-            self.parts = <Part*>realloc(self.parts, self.part_capacity * sizeof(Part))
-            self.outcomes = <Outcome*>realloc(self.outcomes, self.part_capacity * sizeof(Outcome))
-            KAFKAD_CHECK(self.parts is not NULL and self.outcomes is not NULL)
-        for j in range(parts):
-            part = &self.parts[used]
-            used += 1
-            part.index = read_i32(body)
-            size = <int64_t>read_uvarint(body) - 1 if flexible else read_i32(body)
-            if size < -1:
-                return False
-            part.size = <int32_t>size
-            part.records = <uint8_t*>read_raw(body, <size_t>max(size, 0))
-            if flexible:
-                skip_tags(body)
-            if body.failed:
-                return False
-        if flexible:
-            skip_tags(body)
-    if flexible:
-        skip_tags(body)
-    topic_count[0] = <uint32_t>topics
-    part_count[0] = used
-    return not body.failed                              # bytes behind the body are ignored, as Kafka ignores them
-
+cdef const char* NO_ID = b"\0" * 16
 
 # -- one partition -----------------------------------------------------------------------------------------
 
@@ -260,21 +200,6 @@ cdef const char* produce_frame(Producing self, Conn* conn, int16_t version, int3
     if self.part_capacity > SCRATCH_KEPT or self.topic_capacity > SCRATCH_KEPT or self.wait_capacity > SCRATCH_KEPT:
         drop_scratch(self)
     return trouble
-
-
-cdef void drop_scratch(Producing self) noexcept nogil:
-    """Free the memory that a request with very many partitions needed."""
-    free(self.parts)
-    free(self.outcomes)
-    free(self.topics)
-    free(self.waits)
-    self.parts = NULL
-    self.outcomes = NULL
-    self.topics = NULL
-    self.waits = NULL
-    self.part_capacity = 0
-    self.topic_capacity = 0
-    self.wait_capacity = 0
 
 
 cdef bint append_some(Producing self, Conn* conn, Request* request, HeldProduce** held_at) noexcept nogil:

@@ -3,17 +3,11 @@
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 
 from kafkad._native.serving.connection cimport Timer
-from kafkad._native.serving.followed cimport Followed
+from kafkad._native.serving.followed cimport Followed, FollowedPartitions
 from kafkad._native.serving.outgoing cimport Outgoing
 from kafkad._native.serving.replication_quota cimport ReplicationQuota
 from kafkad._native.wire.buffer cimport WriteBuffer
 from kafkad._native.wire.primitives cimport Cursor
-
-cpdef enum:                        # states of a followed partition
-    FETCHING = 0
-    DELAYED = 1                     # after an error; until `resume`
-    TRUNCATING = 2                  # Python finds out where to cut; until `resume`
-    FAILED = 3                      # until the next leader epoch
 
 cdef enum Place:                    # next part of an answer
     FRAME
@@ -32,7 +26,7 @@ cdef struct Later:                  # the rest of the buffer is parsed when it i
     Timer timer                     # must be the first field
     void* owner
 
-cdef class ReplicaFetch:
+cdef class ReplicaFetch(FollowedPartitions):
     cdef Outgoing link
     cdef Later later
     cdef bint called                # Python, since the clock was read
@@ -41,12 +35,6 @@ cdef class ReplicaFetch:
     cdef int16_t version
     cdef bytes client_id
     cdef int64_t broker_epoch
-    cdef Followed** followed        # in the order of topic id and index
-    cdef int32_t count, capacity
-    cdef Followed** changed         # those that the next request must name, or tell the session to forget
-    cdef int32_t changed_count, changed_capacity
-    cdef dict forgotten             # keys: (topic id, index) that the session has, and the next request removes
-    cdef list removed               # partitions removed during parsing: kept until it is over
     cdef list events                # calls of `sink` to make after parsing
     # the session and the current request
     cdef int32_t session_id, session_epoch, correlation
@@ -68,21 +56,16 @@ cdef class ReplicaFetch:
     cdef bint in_partition          # the tags belong to a partition
     cdef int64_t skip_left, records_left
     cdef uint8_t topic_id[16]
-    cdef Followed* current          # NULL: not asked for, or stopped or removed since
     cdef int32_t index
     cdef int16_t code, answer_code
     cdef int64_t high_watermark, log_start
     cdef int32_t diverging_epoch
     cdef int64_t diverging_end
-    cdef bint reading               # the buffer is being parsed
     cdef bint moved                 # this answer has news
     cdef const char* trouble        # why the answer is refused
     cdef int gone_on                # how often Python was called at this place
     cdef readonly int64_t bytes_read, answers, requests, batches_bytes
 
-    cdef Followed* find(self, const uint8_t* topic_id, int32_t index) noexcept nogil
-    cdef int32_t place_of(self, const uint8_t* topic_id, int32_t index) noexcept nogil
-    cdef Followed* known(self, bytes topic_id, int32_t index) except? NULL
     cdef void begin_session(self) noexcept nogil
     cdef bint leaves_session(self) noexcept
     cdef int short_of(self, int64_t there) noexcept nogil
@@ -91,7 +74,6 @@ cdef class ReplicaFetch:
     cdef int tags_over(self) noexcept nogil
     cdef int skip_records(self) noexcept nogil
     cdef void deliver_and_fetch(self) noexcept
-    cdef void list_changed(self, Followed* followed) noexcept nogil
     cdef void read_on(self) noexcept nogil
     cdef void parse_on(self) noexcept nogil
     cdef int parse(self) noexcept nogil

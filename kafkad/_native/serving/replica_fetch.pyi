@@ -1,14 +1,10 @@
 from typing import Protocol
 
 from kafkad._native.log.partition import Partition
+from kafkad._native.serving.followed import FollowedPartitions
 from kafkad._native.serving.outgoing_tls import OutgoingTls
 from kafkad._native.serving.reactor import Reactor
 from kafkad._native.serving.replication_quota import ReplicationQuota
-
-FETCHING: int
-DELAYED: int
-TRUNCATING: int
-FAILED: int
 
 class Sink(Protocol):
     """Decides what happens to partitions that stop. `epoch` is the leader epoch of the Fetch."""
@@ -34,7 +30,7 @@ class Sink(Protocol):
     def overlap(self, log: object, base: int, last: int) -> bool:
         """A batch begins below the log's end. Return whether it can be appended now."""
 
-class ReplicaFetch:
+class ReplicaFetch(FollowedPartitions):
     bytes_read: int
     answers: int
     requests: int
@@ -54,7 +50,6 @@ class ReplicaFetch:
         batch_bytes_max: int = 104857600,
         quota: ReplicationQuota | None = None,
     ) -> None: ...
-    def __len__(self) -> int: ...
     @property
     def connected(self) -> bool: ...
     @property
@@ -62,14 +57,8 @@ class ReplicaFetch:
     @property
     def buffer_bytes(self) -> int: ...
     def add(self, partition: Partition, topic_id: bytes, index: int, leader_epoch: int) -> None: ...
-    def remove(self, topic_id: bytes, index: int) -> bool:
-        """Return whether it was followed. Its log is not used any more."""
     def resume(self, topic_id: bytes, index: int) -> None:
         """Continue a partition that stopped, from the end of its log."""
-    def stop(self, topic_id: bytes, index: int, state: int) -> None:
-        """Do not fetch a partition until `resume`, or until it is removed and added again."""
-    def state_of(self, topic_id: bytes, index: int) -> tuple[int, int, int] | None:
-        """Return (state, leader epoch, lag or -1), or None if it is not followed."""
     def attach(self, fd: int, broker_epoch: int, tls: OutgoingTls | None = None) -> None:
         """Fetch over a connected, non-blocking socket, and take it over. After an OSError the socket is
         still the caller's."""

@@ -15,22 +15,19 @@ stop their partition only. The buffer grows to the size of a batch, at most `bat
 Each call reads the socket once, so a turn is bounded by the buffer. If Python is called often for what is in it (each
 batch may have an epoch of its own), the parsing stops after TURN_US and continues after the others' turns (`later`).
 
-Over 900 lines: the parser of one answer, whose places share their state.
-
 Beware: the calls during the parsing (`go_on`, `overlap`, and callbacks of a log) may remove partitions or close the
 connection. After each, check `current` and `link.fd`. The other calls of `sink` come after it."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t
-from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcmp, memcpy, memmove
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memmove
 
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.partition_runs cimport RUN_NEWER, RUN_OVERLAPS, RunInfo
 from kafkad._native.serving.connection cimport Core, Timer, clock_us, core_fatal
-from kafkad._native.serving.followed cimport Followed, followed_write, forgotten_write
+from kafkad._native.serving.followed cimport (
+    DELAYED, FAILED, FETCHING, TRUNCATING, Followed, FollowedPartitions, followed_write, forgotten_write)
 from kafkad._native.serving.outgoing cimport (
     outgoing_close, outgoing_open, outgoing_read, outgoing_reason, outgoing_send)
 from kafkad._native.serving.outgoing_tls cimport OutgoingTls
@@ -76,7 +73,7 @@ cdef void its_turn(Core* core, Timer* timer) noexcept nogil:
 
 
 @cython.no_gc_clear              # __dealloc__ needs the reactor's core
-cdef class ReplicaFetch:
+cdef class ReplicaFetch(FollowedPartitions):
     """See kafkad/_native/serving/replica_fetch.pyi for the arguments and methods."""
 
     def __cinit__(self, Reactor reactor not None, sink, *, int32_t broker_id, bytes client_id not None, int version=18,
@@ -102,150 +99,26 @@ cdef class ReplicaFetch:
         self.batch_bytes_max = batch_bytes_max
         self.answer_bytes_max = <int32_t>min(
             <int64_t>max_bytes + batch_bytes_max + ANSWER_SLACK, <int64_t>INT32_MAX)
-        self.forgotten = {}
         self.events = []
-        self.removed = []
         self.quota = quota
 
     def __dealloc__(self):
-        cdef int32_t i
         if self.link.core is not NULL:
             timer_stop(self.link.core, &self.later.timer)
             outgoing_close(&self.link)
-        for i in range(self.count):
-            Py_DECREF(<object>self.followed[i].partition)
-            free(self.followed[i])
-        free(self.followed)
-        free(self.changed)
         free(self.buffer)
         buffer_free(&self.request)
 
     # -- partitions ------------------------------------------------------------------------------------------
 
-    cdef Followed* find(self, const uint8_t* topic_id, int32_t index) noexcept nogil:
-        cdef int32_t at = self.place_of(topic_id, index)
-        if at < self.count and self.followed[at].index == index and memcmp(self.followed[at].topic_id, topic_id, 16) == 0:
-            return self.followed[at]
-        return NULL
-
-    cdef int32_t place_of(self, const uint8_t* topic_id, int32_t index) noexcept nogil:
-        cdef int32_t low = 0, high = self.count, middle
-        cdef int order
-        while low < high:
-            middle = low + (high - low) // 2
-            order = memcmp(self.followed[middle].topic_id, topic_id, 16)
-            if order < 0 or (order == 0 and self.followed[middle].index < index):
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    cdef Followed* known(self, bytes topic_id, int32_t index) except? NULL:
-        if len(topic_id) != 16:
-            raise ValueError("a topic id has 16 bytes")
-        return self.find(<const uint8_t*>PyBytes_AS_STRING(topic_id), index)
-
     def add(self, Partition partition not None, bytes topic_id not None, int32_t index, int32_t leader_epoch):
-        cdef Followed* followed = self.known(topic_id, index)
-        cdef Followed** more
-        cdef int32_t at, capacity
-        if followed is not NULL:
-            raise ValueError("this partition is followed already")
-        if partition.epochs is None:
-            raise ValueError("a reader's partition is not followed")
-        if self.count == self.capacity:
-            capacity = self.capacity * 2 if self.capacity else 8
-            more = <Followed**>realloc(self.followed, capacity * sizeof(Followed*))
-            if more is NULL:
-                raise MemoryError()
-            self.followed = more
-            self.capacity = capacity
-        if self.changed_capacity < self.capacity:
-            more = <Followed**>realloc(self.changed, self.capacity * sizeof(Followed*))
-            if more is NULL:
-                raise MemoryError()
-            self.changed = more
-            self.changed_capacity = self.capacity
-        followed = <Followed*>calloc(1, sizeof(Followed))
-        if followed is NULL:
-            raise MemoryError()
-        memcpy(followed.topic_id, PyBytes_AS_STRING(topic_id), 16)
-        followed.index = index
-        followed.leader_epoch = leader_epoch
-        followed.asked_offset = -1
-        followed.lag = -1
-        followed.partition = <PyObject*>partition
-        Py_INCREF(partition)
-        if self.forgotten.pop((topic_id, index), None):
-            followed.in_session = True
-        at = self.place_of(followed.topic_id, index)
-        memmove(&self.followed[at + 1], &self.followed[at], (self.count - at) * sizeof(Followed*))
-        self.followed[at] = followed
-        self.count += 1
-        self.list_changed(followed)
+        self.follow(partition, topic_id, index, leader_epoch)
         self.go()
-
-    def remove(self, bytes topic_id not None, int32_t index):
-        """Return whether it was followed. Its log is not used any more."""
-        cdef Followed* followed = self.known(topic_id, index)
-        cdef int32_t at, i
-        if followed is NULL:
-            return False
-        at = self.place_of(followed.topic_id, index)
-        self.count -= 1
-        memmove(&self.followed[at], &self.followed[at + 1], (self.count - at) * sizeof(Followed*))
-        if followed.listed:
-            for i in range(self.changed_count):
-                if self.changed[i] is followed:
-                    self.changed_count -= 1
-                    self.changed[i] = self.changed[self.changed_count]
-                    break
-        if followed.in_session:
-            self.forgotten[topic_id, index] = True
-        if self.current is followed:
-            self.current = NULL
-        if self.reading:                        # one of its methods may have called us
-            self.removed.append(<object>followed.partition)
-        Py_DECREF(<object>followed.partition)
-        free(followed)
-        return True
 
     def resume(self, bytes topic_id not None, int32_t index):
         """Continue a partition that stopped, from the end of its log."""
-        cdef Followed* followed = self.known(topic_id, index)
-        if followed is NULL:
-            return
-        followed.state = FETCHING
-        followed.asked_offset = -1              # the current answer is ignored
-        if self.current is followed:
-            self.current = NULL
-        self.list_changed(followed)
-        self.go()
-
-    def stop(self, bytes topic_id not None, int32_t index, int state):
-        """Do not fetch a partition until `resume`, or until it is removed and added again."""
-        cdef Followed* followed = self.known(topic_id, index)
-        KAFKAD_CHECK(DELAYED <= state <= FAILED)
-        if followed is not NULL:
-            followed.state = <uint8_t>state
-            if self.current is followed:
-                self.current = NULL
-            self.list_changed(followed)
-
-    def state_of(self, bytes topic_id not None, int32_t index):
-        """Return (state, leader epoch, lag or -1), or None if it is not followed."""
-        cdef Followed* followed = self.known(topic_id, index)
-        return None if followed is NULL else (followed.state, followed.leader_epoch, followed.lag)
-
-    def __len__(self):
-        return self.count
-
-    cdef void list_changed(self, Followed* followed) noexcept nogil:
-        if not followed.listed:
-            KAFKAD_CHECK(self.changed_count < self.changed_capacity)
-            followed.listed = True
-            self.changed[self.changed_count] = followed
-            self.changed_count += 1
+        if self.restart(topic_id, index):
+            self.go()
 
     # -- the connection --------------------------------------------------------------------------------------
 

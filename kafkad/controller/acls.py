@@ -140,16 +140,7 @@ def _new_id(image: MetadataImage, random: Any) -> bytes:
 
 
 def _record(acl: Acl, acl_id: bytes) -> Any:
-    return messages.AccessControlEntryRecord(
-        id=acl_id,
-        resource_type=acl.kind,
-        resource_name=acl.name,
-        pattern_type=acl.pattern,
-        principal=acl.principal,
-        host=acl.host,
-        operation=acl.operation,
-        permission_type=acl.permission,
-    )
+    return messages.AccessControlEntryRecord(id=acl_id, **_fields(acl))
 
 
 def filter_of(asked: Any) -> Filter:
@@ -225,13 +216,17 @@ def plan_delete(image: MetadataImage, request: Any) -> Steps:
 
 def _matching(acl: Acl) -> Any:
     return messages.DeleteAclsResponse.FilterResults.MatchingAcls(
-        error_code=errors.NONE,
-        error_message=None,
-        resource_type=acl.kind,
-        resource_name=acl.name,
-        pattern_type=acl.pattern,
-        principal=acl.principal,
-        host=acl.host,
-        operation=acl.operation,
-        permission_type=acl.permission,
+        error_code=errors.NONE, error_message=None, **_fields(acl)
     )
+
+
+def _fields(acl: Acl) -> dict[str, Any]:
+    return {
+        "resource_type": acl.kind,
+        "resource_name": acl.name,
+        "pattern_type": acl.pattern,
+        "principal": acl.principal,
+        "host": acl.host,
+        "operation": acl.operation,
+        "permission_type": acl.permission,
+    }

@@ -22,7 +22,7 @@ from kafkad.coordinator.group import State, join_error
 from kafkad.coordinator.member import Reply
 from kafkad.coordinator.ports import Clock, Scheduler, Storage
 from kafkad.coordinator.shard import Done, Shard, commit_error
-from kafkad.coordinator.slices import Slices
+from kafkad.coordinator.slices import Slices, until_closed
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError, Malformed
 
@@ -138,17 +138,7 @@ class GroupCoordinator:
 
     def run(self, shard: Shard, steps: Iterator[None], done: Callable[[], object] | None = None) -> None:
         """Run a shard's work in slices, until it is done or the shard is unloaded."""
-
-        def until_closed() -> Iterator[None]:
-            try:
-                while not shard.closed and next(steps, self) is not self:
-                    yield
-            except Malformed as lie:
-                self.refuse_load(shard, lie)
-            if done is not None:
-                done()
-
-        self._slices.run(until_closed())
+        self._slices.run(until_closed(shard, steps, lambda lie: self.refuse_load(shard, lie), done))
 
     def unload(self, partition: int) -> None:
         """Its groups are not coordinated here any more. Who waits is told so, and memory is given back, in

@@ -4,8 +4,10 @@ A piece of work is an iterator: each step does a little, and a turn may end afte
 worked on one at a time, in order of arrival, for at most TURN_MS per turn."""
 
 from collections import deque
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kafkad.protocol.errors import Malformed
 
 if TYPE_CHECKING:
     from kafkad.coordinator.deadline import Handle
@@ -69,3 +71,25 @@ class Slices:
         if self._turn is not None:
             self._turn.cancel()
             self._turn = None
+
+
+class Closable(Protocol):
+    closed: bool
+
+
+def until_closed(
+    shard: Closable,
+    steps: Iterator[None],
+    refuse: Callable[[Malformed], None],
+    done: Callable[[], object] | None,
+) -> Iterator[None]:
+    """Do the work of a shard until it is done or the shard is closed, then call `done`. `refuse` is called
+    first if the shard's log does not parse."""
+    end = object()
+    try:
+        while not shard.closed and next(steps, end) is not end:
+            yield
+    except Malformed as lie:
+        refuse(lie)
+    if done is not None:
+        done()

@@ -17,7 +17,7 @@ from kafkad.config.broker import BrokerConfig
 from kafkad.coordinator.markers import Markers, Transport
 from kafkad.coordinator.ports import Appended, Clock, Scheduler
 from kafkad.coordinator.runtime import partition_of
-from kafkad.coordinator.slices import Slices
+from kafkad.coordinator.slices import Slices, until_closed
 from kafkad.coordinator.transaction import (
     NO_EPOCH,
     NO_PRODUCER_ID,
@@ -158,17 +158,7 @@ class TransactionCoordinator:
         self, shard: TransactionShard, steps: Iterator[None], done: Callable[[], object] | None = None
     ) -> None:
         """Do a shard's work in slices, until it is done or the shard is unloaded."""
-
-        def until_closed() -> Iterator[None]:
-            try:
-                while not shard.closed and next(steps, self) is not self:
-                    yield
-            except Malformed as lie:
-                self.refuse_load(shard, lie)
-            if done is not None:
-                done()
-
-        self._slices.run(until_closed())
+        self._slices.run(until_closed(shard, steps, lambda lie: self.refuse_load(shard, lie), done))
 
     def lead(self, partition: int, epoch: int) -> None:
         """The partition is led here in this leader epoch; what is loaded stays. Markers carry the epoch, and

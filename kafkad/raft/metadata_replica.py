@@ -10,8 +10,9 @@ Beware: `write_snapshot` may run in another thread; it reads an image, which nev
 file."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final, Literal, Protocol
 
 from kafkad.config.broker import BrokerConfig
@@ -19,11 +20,11 @@ from kafkad.metadata import features
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.records import Decoder, encode_record
 from kafkad.metadata.replay import Loader, ReplayError
-from kafkad.protocol import messages
-from kafkad.protocol.errors import Malformed
+from kafkad.protocol import errors, messages
+from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.raft.control_records import Voter, read_control, read_voters
 from kafkad.raft.election_state import ElectionState
-from kafkad.raft.snapshots import build_snapshot, read_snapshot_steps, read_timestamp
+from kafkad.raft.snapshots import build_snapshot, group_records, read_snapshot_steps, read_timestamp
 
 logger = logging.getLogger(__name__)
 
@@ -313,3 +314,20 @@ def level_in(records: Sequence[Any]) -> int:
         if type(record) is messages.FeatureLevelRecord and record.name == features.METADATA_VERSION:
             return int(record.feature_level)
     raise ReplayError("the first metadata records do not say metadata.version")
+
+
+def encoded_batches(
+    records: Sequence[Any], level: int, *, atomic: bool
+) -> Generator[None, None, list[tuple[Sequence[Any], list[bytes]]]]:
+    """Return, in steps, the records of each batch, as they are and encoded. `level`: metadata.version, 0 if
+    the records set it. Raise KafkaError if an atomic change does not fit one batch."""
+    level = level or level_in(records)
+    values: list[bytes] = []
+    for first in range(0, len(records), STEP):
+        values += [encode_record(record, level) for record in records[first : first + STEP]]
+        yield
+    groups = list(group_records(values))
+    if atomic and len(groups) > 1:
+        raise KafkaError(errors.POLICY_VIOLATION, f"{len(records)} metadata records do not fit one batch")
+    ends = list(accumulate(map(len, groups)))
+    return [(records[end - len(group) : end], group) for end, group in zip(ends, groups, strict=True)]

@@ -21,14 +21,13 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from kafkad.metadata.image import MetadataImage
-from kafkad.metadata.records import encode_record
 from kafkad.metadata.replay import Loader
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.raft.bootstrap import first_records, read_bootstrap
-from kafkad.raft.metadata_replica import STEP, UnusableMetadata, level_in
+from kafkad.raft.metadata_replica import STEP, UnusableMetadata, encoded_batches
 from kafkad.raft.node import RaftNode
-from kafkad.raft.snapshots import data_batch_steps, group_records
+from kafkad.raft.snapshots import data_batch_steps
 
 logger = logging.getLogger(__name__)
 
@@ -138,18 +137,10 @@ class QuorumLog:
         KAFKA_STORAGE_ERROR), ReplayError; then no further batch was appended."""
         if not records:
             return
-        term, level = self.term, self.head.metadata_version or level_in(records)
-        values: list[bytes] = []
-        for first in range(0, len(records), STEP):
-            values += [encode_record(record, level) for record in records[first : first + STEP]]
-            yield
-        groups = list(group_records(values))
-        if atomic and len(groups) > 1:
-            raise KafkaError(errors.POLICY_VIOLATION, f"{len(records)} metadata records do not fit one batch")
-        first = 0
-        for group in groups:
-            yield from self._append_batch(term, records[first : first + len(group)], group)
-            first += len(group)
+        term = self.term
+        batches = yield from encoded_batches(records, self.head.metadata_version, atomic=atomic)
+        for records_of_batch, values in batches:
+            yield from self._append_batch(term, records_of_batch, values)
 
     def _append_batch(
         self, term: int | None, records: Sequence[Any], values: list[bytes]

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 from kafkad.config.broker import BrokerConfig
 from kafkad.metadata import features
 from kafkad.metadata.image import MetadataImage
-from kafkad.metadata.records import Decoder, encode_record
+from kafkad.metadata.records import Decoder
 from kafkad.metadata.replay import Delta
 from kafkad.metadata.uuids import uuid_text
 from kafkad.protocol import errors, messages
@@ -39,13 +39,12 @@ from kafkad.raft.control_records import (
     voters_record,
 )
 from kafkad.raft.election_state import ElectionState
-from kafkad.raft.metadata_replica import STEP, Files, MetadataLog, MetadataReplica, level_in
+from kafkad.raft.metadata_replica import STEP, Files, MetadataLog, MetadataReplica, encoded_batches
 from kafkad.raft.metadata_replica import SnapshotPolicy as SnapshotPolicy
 from kafkad.raft.metadata_replica import UnusableMetadata as UnusableMetadata
 from kafkad.raft.snapshots import (
     BATCH_SIZE_MAX,
     data_batch_steps,
-    group_records,
 )
 
 logger = logging.getLogger(__name__)
@@ -284,18 +283,9 @@ class SingleVoter(MetadataReplica):
         ReplayError; then no further batch was appended.
         """
         assert self.is_leader
-        level = self.head.metadata_version or level_in(records)
-        values: list[bytes] = []
-        for first in range(0, len(records), STEP):
-            values += [encode_record(record, level) for record in records[first : first + STEP]]
-            yield
-        groups = list(group_records(values))
-        if atomic and len(groups) > 1:
-            raise KafkaError(errors.POLICY_VIOLATION, f"{len(records)} metadata records do not fit one batch")
-        first = 0
-        for group in groups:
-            yield from self._append_batch(records[first : first + len(group)], group)
-            first += len(group)
+        batches = yield from encoded_batches(records, self.head.metadata_version, atomic=atomic)
+        for records_of_batch, values in batches:
+            yield from self._append_batch(records_of_batch, values)
 
     def _append_batch(self, records: Sequence[Any], values: list[bytes]) -> Iterator[None]:
         """Replay one batch and append it to the log, without a flush."""

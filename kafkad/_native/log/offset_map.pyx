@@ -17,8 +17,9 @@ import os
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
+
+from kafkad._native.wire.siphash cimport siphash_128
 
 cdef extern from * nogil:
     """
@@ -36,23 +37,6 @@ cdef extern from "<sys/mman.h>" nogil:
 
 cdef enum:
     FOLLOWED_MAX = 1 << 23              # offsets: 2 MB
-
-
-cdef inline uint64_t rotated(uint64_t x, int bits) noexcept nogil:
-    return x << bits | x >> (64 - bits)
-
-
-cdef inline void sip_round(uint64_t* v) noexcept nogil:
-    v[0] += v[1]
-    v[1] = rotated(v[1], 13) ^ v[0]
-    v[0] = rotated(v[0], 32)
-    v[2] += v[3]
-    v[3] = rotated(v[3], 16) ^ v[2]
-    v[0] += v[3]
-    v[3] = rotated(v[3], 21) ^ v[0]
-    v[2] += v[1]
-    v[1] = rotated(v[1], 17) ^ v[2]
-    v[2] = rotated(v[2], 32)
 
 
 cdef inline void mark(uint64_t* bits, uint64_t i) noexcept nogil:
@@ -124,36 +108,8 @@ cdef class OffsetMap:
         return self.size
 
     cdef Hashed hash_of(self, const uint8_t* key, size_t size) noexcept nogil:
-        cdef uint64_t v[4]
-        cdef uint64_t word
-        cdef uint64_t last = <uint64_t>size << 56
-        cdef size_t whole = size & ~<size_t>7
-        cdef size_t i
         cdef Hashed found
-        v[0] = self.seed.low ^ 0x736F6D6570736575ULL
-        v[1] = self.seed.high ^ 0x646F72616E646F6DULL ^ 0xEE
-        v[2] = self.seed.low ^ 0x6C7967656E657261ULL
-        v[3] = self.seed.high ^ 0x7465646279746573ULL
-        for i in range(0, whole, 8):
-            memcpy(&word, key + i, 8)
-            v[3] ^= word
-            sip_round(v)
-            v[0] ^= word
-        for i in range(whole, size):
-            last |= <uint64_t>key[i] << (8 * (i - whole))
-        v[3] ^= last
-        sip_round(v)
-        v[0] ^= last
-        v[2] ^= 0xEE
-        sip_round(v)
-        sip_round(v)
-        sip_round(v)
-        found.low = v[0] ^ v[1] ^ v[2] ^ v[3]
-        v[1] ^= 0xDD
-        sip_round(v)
-        sip_round(v)
-        sip_round(v)
-        found.high = v[0] ^ v[1] ^ v[2] ^ v[3]
+        siphash_128(self.seed.low, self.seed.high, key, size, &found.low, &found.high)
         return found
 
     cdef void prefetch(self, Hashed hashed) noexcept nogil:

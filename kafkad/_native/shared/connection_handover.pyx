@@ -31,6 +31,8 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from kafkad._native.shared.mailbox cimport WORKERS_MAX
+from kafkad._native.shared.robust_mutex cimport (
+    robust_mutex_give, robust_mutex_new, robust_mutex_size, robust_mutex_take)
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 
 import os
@@ -39,39 +41,11 @@ import socket
 cdef extern from * nogil:
     """
     #include <errno.h>
-    #include <pthread.h>
     #include <string.h>
     #include <sys/ioctl.h>
     #include <sys/mman.h>
     #include <sys/socket.h>
-    #include <time.h>
     #include <unistd.h>
-
-    static inline int kafkad_mutex_new(void* place) {
-        pthread_mutexattr_t how;
-        int failed = pthread_mutexattr_init(&how)
-            || pthread_mutexattr_setpshared(&how, PTHREAD_PROCESS_SHARED)
-            || pthread_mutexattr_setrobust(&how, PTHREAD_MUTEX_ROBUST)
-            || pthread_mutex_init((pthread_mutex_t*)place, &how);
-        pthread_mutexattr_destroy(&how);
-        return failed ? -1 : 0;
-    }
-    static inline int kafkad_mutex_take(void* place, int patience_ms) {
-        pthread_mutex_t* mutex = (pthread_mutex_t*)place;
-        int code = pthread_mutex_trylock(mutex);
-        if (code == EBUSY && patience_ms > 0) {
-            struct timespec until;
-            clock_gettime(CLOCK_REALTIME, &until);
-            until.tv_nsec += patience_ms * 1000000L;
-            until.tv_sec += until.tv_nsec / 1000000000;
-            until.tv_nsec %= 1000000000;
-            code = pthread_mutex_timedlock(mutex, &until);
-        }
-        if (code == EOWNERDEAD)                     /* no data under this lock can be half changed */
-            code = pthread_mutex_consistent(mutex);
-        return code == 0;
-    }
-    static inline void kafkad_mutex_give(void* place) { pthread_mutex_unlock((pthread_mutex_t*)place); }
 
     static inline ssize_t kafkad_send_fd(int to, int fd, const void* data, size_t size) {
         union { struct cmsghdr header; char space[CMSG_SPACE(sizeof(int))]; } control;
@@ -112,10 +86,6 @@ cdef extern from * nogil:
     #define post_load(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
     #define post_store(p, value) __atomic_store_n(p, value, __ATOMIC_RELEASE)
     """
-    int kafkad_mutex_new(void* place)
-    bint kafkad_mutex_take(void* place, int patience_ms)
-    void kafkad_mutex_give(void* place)
-    size_t mutex_size "sizeof(pthread_mutex_t)"
     ssize_t kafkad_send_fd(int to, int fd, const void* data, size_t size)
     ssize_t kafkad_receive_fd(int source, int* fd, void* data, size_t size)
     int64_t kafkad_unread(int fd)
@@ -133,13 +103,13 @@ cdef enum:
     PATIENCE_MS = 500               # a holder that waits for a CPU needs less; a longer wait means that it was stopped
     QUEUE_BYTES = 1 << 20           # requested buffer; the system limits it to what it allows
 
-if sizeof(Handed) != 32 or sizeof(Post) != 64 or sizeof(Board) != 64 or mutex_size > sizeof(Board):
+if sizeof(Handed) != 32 or sizeof(Post) != 64 or sizeof(Board) != 64 or robust_mutex_size > sizeof(Board):
     raise ImportError("the layout of what workers share of connections has changed")
 
 
 cdef bint handover_lock(Handover self) noexcept nogil:
     KAFKAD_CHECK(not self.locked)
-    self.locked = kafkad_mutex_take(&self.board.lock, 0 if self.impatient else PATIENCE_MS)
+    self.locked = robust_mutex_take(&self.board.lock, 0 if self.impatient else PATIENCE_MS)
     self.impatient = not self.locked
     return self.locked
 
@@ -147,7 +117,7 @@ cdef bint handover_lock(Handover self) noexcept nogil:
 cdef void handover_unlock(Handover self) noexcept nogil:
     if self.locked:
         self.locked = False
-        kafkad_mutex_give(&self.board.lock)
+        robust_mutex_give(&self.board.lock)
 
 
 cdef void handover_publish(Handover self, int64_t load) noexcept nogil:
@@ -213,7 +183,7 @@ cdef class Handover:
             raise MemoryError("no memory for the workers' counts of connections")
         self.board = <Board*>map
         self.posts = <Post*>(self.board + 1)
-        if kafkad_mutex_new(&self.board.lock) != 0:
+        if robust_mutex_new(&self.board.lock) != 0:
             raise OSError("no lock for the workers' counts of connections")
         for worker in range(count):
             sender, receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

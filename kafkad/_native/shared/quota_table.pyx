@@ -22,47 +22,19 @@ goes unlimited. Who remembers a row must look whether it is still its own (`tabl
 from libc.math cimport floor
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from kafkad._native.shared.robust_mutex cimport (
+    robust_mutex_give, robust_mutex_new, robust_mutex_size, robust_mutex_take)
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 
 import os
 
 cdef extern from * nogil:
     """
-    #include <errno.h>
-    #include <pthread.h>
     #include <sys/mman.h>
-    #include <time.h>
 
-    static inline int kafkad_quota_lock_new(void* place) {
-        pthread_mutexattr_t how;
-        int failed = pthread_mutexattr_init(&how)
-            || pthread_mutexattr_setpshared(&how, PTHREAD_PROCESS_SHARED)
-            || pthread_mutexattr_setrobust(&how, PTHREAD_MUTEX_ROBUST)
-            || pthread_mutex_init((pthread_mutex_t*)place, &how);
-        pthread_mutexattr_destroy(&how);
-        return failed ? -1 : 0;
-    }
-    static inline int kafkad_quota_lock(void* place, int patience_ms) {
-        pthread_mutex_t* mutex = (pthread_mutex_t*)place;
-        struct timespec until;
-        int code;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += patience_ms * 1000000L;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        code = pthread_mutex_timedlock(mutex, &until);
-        if (code == EOWNERDEAD)                     /* each step under it leaves a table that is whole */
-            code = pthread_mutex_consistent(mutex);
-        return code == 0;
-    }
-    static inline void kafkad_quota_unlock(void* place) { pthread_mutex_unlock((pthread_mutex_t*)place); }
     #define quota_load(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
     #define quota_store(p, value) __atomic_store_n(p, value, __ATOMIC_RELEASE)
     """
-    int kafkad_quota_lock_new(void* place)
-    bint kafkad_quota_lock(void* place, int patience_ms)
-    void kafkad_quota_unlock(void* place)
-    size_t quota_lock_size "sizeof(pthread_mutex_t)"
     uint64_t key_at "quota_load"(uint64_t* p)
     void put_key "quota_store"(uint64_t* p, uint64_t value)
     uint32_t count_of "quota_load"(uint32_t* p)
@@ -80,7 +52,7 @@ cdef enum:
     DELETED = 1
     SIZE_MAX_SHIFT = 36             # bytes of address space; with more samples or workers there are fewer rows
 
-if quota_lock_size > LOCK_SIZE:
+if robust_mutex_size > LOCK_SIZE:
     raise ImportError("the layout of what workers share of quotas has changed")
 
 
@@ -105,7 +77,7 @@ cdef class QuotaTable:
         if self.memory == MAP_FAILED:
             self.memory = NULL
             raise MemoryError("no address space for the table of quotas")
-        if kafkad_quota_lock_new(self.memory) != 0:
+        if robust_mutex_new(self.memory) != 0:
             raise OSError("no mutex for the table of quotas")
         self.keys = <uint64_t*>(self.memory + LOCK_SIZE)
         self.used_ms = <int64_t*>(self.keys + rows)
@@ -151,7 +123,7 @@ cdef class QuotaTable:
 
     def lock(self):
         """For tests: hold the lock, as one that is stopped with it does."""
-        return kafkad_quota_lock(self.memory, PATIENCE_MS)
+        return robust_mutex_take(self.memory, PATIENCE_MS)
 
 
 # -- rows --------------------------------------------------------------------------------------------------
@@ -178,7 +150,7 @@ cdef int32_t table_claim(QuotaTable self, uint64_t key, int64_t now_ms) noexcept
     cdef int32_t row
     if key <= DELETED:
         key += 2
-    if not kafkad_quota_lock(self.memory, PATIENCE_MS):
+    if not robust_mutex_take(self.memory, PATIENCE_MS):
         self.shared += 1
         return <int32_t>last
     row = find(self, key)
@@ -190,7 +162,7 @@ cdef int32_t table_claim(QuotaTable self, uint64_t key, int64_t now_ms) noexcept
             self.shared += 1
             row = <int32_t>last
     self.used_ms[row] = now_ms
-    kafkad_quota_unlock(self.memory)
+    robust_mutex_give(self.memory)
     return row
 
 

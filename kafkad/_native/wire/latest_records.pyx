@@ -25,6 +25,7 @@ from kafkad._native.wire.batch cimport (
 )
 from kafkad._native.wire.malformed import Malformed
 from kafkad._native.wire.primitives cimport get_i16, get_i32, get_i64
+from kafkad._native.wire.siphash cimport siphash
 from kafkad._native.wire.batch_layout cimport (
     ATTRIBUTES_AT, LAST_OFFSET_DELTA_AT, LENGTH_AT, MAGIC_AT, RECORDS_COUNT_AT,
 )
@@ -62,23 +63,6 @@ cdef struct Entry:
     uint32_t key_size
     int32_t value_size            # below 0: a tombstone
     uint32_t room                 # bytes at `data`
-
-
-cdef inline uint64_t rotated(uint64_t x, int bits) noexcept nogil:
-    return x << bits | x >> (64 - bits)
-
-
-cdef inline void sip_round(uint64_t* v) noexcept nogil:
-    v[0] += v[1]
-    v[1] = rotated(v[1], 13) ^ v[0]
-    v[0] = rotated(v[0], 32)
-    v[2] += v[3]
-    v[3] = rotated(v[3], 16) ^ v[2]
-    v[0] += v[3]
-    v[3] = rotated(v[3], 21) ^ v[0]
-    v[2] += v[1]
-    v[1] = rotated(v[1], 17) ^ v[2]
-    v[2] = rotated(v[2], 32)
 
 
 cdef class LatestRecords:
@@ -119,30 +103,7 @@ cdef class LatestRecords:
     # -- the table
 
     cdef uint64_t hash_of(self, const uint8_t* key, size_t size) noexcept nogil:
-        cdef uint64_t v[4]
-        cdef uint64_t word
-        cdef uint64_t last = <uint64_t>size << 56
-        cdef size_t whole = size & ~<size_t>7
-        cdef size_t i
-        v[0] = self.seed0 ^ 0x736F6D6570736575ULL
-        v[1] = self.seed1 ^ 0x646F72616E646F6DULL
-        v[2] = self.seed0 ^ 0x6C7967656E657261ULL
-        v[3] = self.seed1 ^ 0x7465646279746573ULL
-        for i in range(0, whole, 8):
-            memcpy(&word, key + i, 8)
-            v[3] ^= word
-            sip_round(v)
-            v[0] ^= word
-        for i in range(whole, size):
-            last |= <uint64_t>key[i] << (8 * (i - whole))
-        v[3] ^= last
-        sip_round(v)
-        v[0] ^= last
-        v[2] ^= 0xFF
-        sip_round(v)
-        sip_round(v)
-        sip_round(v)
-        return v[0] ^ v[1] ^ v[2] ^ v[3]
+        return siphash(self.seed0, self.seed1, key, size)
 
     cdef Entry* find(self, uint64_t hashed, const uint8_t* key, size_t size, size_t* slot) noexcept nogil:
         """Return the entry of a key. If there is none, return NULL and set `slot` to its place."""

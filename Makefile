@@ -71,7 +71,7 @@ build: build/.stamp-native
 build/.stamp-native: $(VENV)/.stamp-venv setup.py $(NATIVE)
 	@mkdir -p build
 	@echo "building the native extensions"
-	@$(PY) setup.py --quiet build_ext --inplace --parallel 2 > build/native.log 2>&1 || { tail -40 build/native.log; exit 1; }
+	@$(PY) setup.py --quiet build_ext --inplace > build/native.log 2>&1 || { tail -40 build/native.log; exit 1; }
 	@touch $@
 
 # -- what the tests need beside Python

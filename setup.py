@@ -47,4 +47,7 @@ extensions = [
     if not ONLY or path.stem in ONLY
 ]
 
-setup(ext_modules=cythonize(extensions, compiler_directives=DIRECTIVES, nthreads=2, quiet=True))
+setup(
+    ext_modules=cythonize(extensions, compiler_directives=DIRECTIVES, nthreads=2, quiet=True),
+    options={"build_ext": {"parallel": os.cpu_count()}},
+)

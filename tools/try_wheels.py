@@ -5,9 +5,8 @@
 
 A wheel is installed with --only-binary and without a compiler on the PATH. Then its broker starts, accepts
 records in each codec from its own command line, returns them, and stops cleanly. A wheel for another machine
-runs under qemu (Debian: qemu-user-static, libc6-arm64-cross, libgcc-s1-arm64-cross and zlib1g:arm64, which is
-unpacked into the environment), and so do the unit tests of CRC, batches and the codec. The source
-distribution is built with this machine's compiler."""
+runs under qemu (tools/emulated_system.py), and so do the unit tests of CRC, batches and the codec. The
+source distribution is built with this machine's compiler, in an environment of its own."""
 
 from __future__ import annotations
 
@@ -20,16 +19,17 @@ import tempfile
 import time
 from pathlib import Path
 
-from build_wheels import DIST, Target, python_home
+from build_wheels import CACHE, DIST, Target, python_home
+from emulated_system import NoSystem, emulated_system, libraries
 from fetch_jars import ROOT
 from rich.console import Console
 from rich.table import Table
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 UNIT_TESTS = ("test_crc32c.py", "test_batch.py", "test_protocol_codec.py")
-ARM_SYSTEM = Path("/usr/aarch64-linux-gnu")
 STARTS_PYTHON = "not importing_reads_no_schema"  # the program that it starts would not be emulated
-READY_SECONDS = 120  # qemu is slow
+READY_SECONDS = 15
+EMULATED_READY_SECONDS = 120  # qemu is slow
 
 
 class Failed(Exception):
@@ -41,6 +41,7 @@ class Environment:
 
     python: list[str]
     variables: dict[str, str]
+    ready_seconds = READY_SECONDS
 
     def run(self, *arguments: str, text: str = "", timeout: float = 600) -> str:
         done = subprocess.run(
@@ -94,17 +95,17 @@ class Unpacked(Environment):
 class Emulated(Environment):
     """A CPython of another machine under qemu. pip runs natively, and installs for that machine."""
 
+    ready_seconds = EMULATED_READY_SECONDS
+
     def __init__(self, directory: Path, target: Target) -> None:
-        qemu = shutil.which(f"qemu-{target.machine}-static")
-        if qemu is None or not ARM_SYSTEM.exists():
-            raise Failed("qemu-user-static and libc6-arm64-cross are not installed")
+        qemu, root = emulated_system(target.machine, CACHE)
         home = directory / "python"
         shutil.copytree(python_home(target), home, symlinks=True)
-        libraries = f"{zlib(directory)}:{home}:{home / 'lib'}:{ARM_SYSTEM / 'lib'}"
+        library_path = f"{libraries(target.machine, root)}:{home}:{home / 'lib'}"
         self.target = target
         self.packages = home / "lib" / f"python{target.minor}" / "site-packages"
         self.python = [
-            qemu, "-L", str(ARM_SYSTEM), "-E", f"PYTHONHOME={home}", "-E", f"LD_LIBRARY_PATH={libraries}",
+            str(qemu), "-L", str(root), "-E", f"PYTHONHOME={home}", "-E", f"LD_LIBRARY_PATH={library_path}",
             "-E", f"PYTHONPATH={directory}", str(home / "bin" / f"python{target.minor}"),
         ]  # fmt: skip
         self.variables = {}
@@ -118,28 +119,6 @@ class Emulated(Environment):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise Failed(done.stderr[-2000:])
-
-
-def zlib(directory: Path) -> Path:
-    """Return libz of arm64, which Python's gzip needs and no cross package has: unpacked from Debian's
-    package."""
-    found = sorted(ARM_SYSTEM.rglob("libz.so.1")) + sorted(
-        Path("/usr/lib/aarch64-linux-gnu").glob("libz.so.1")
-    )
-    if found:
-        return found[0].parent
-    done = subprocess.run(
-        ["apt-get", "download", "--quiet", "zlib1g:arm64"], cwd=directory, capture_output=True, text=True
-    )
-    packages = list(directory.glob("zlib1g*.deb"))
-    if not packages:
-        raise Failed(
-            "zlib1g:arm64 cannot be had: `dpkg --add-architecture arm64 && apt-get update` first."
-            f" {done.stderr[-300:]}"
-        )
-    subprocess.run(["dpkg", "-x", str(packages[0]), str(directory / "zlib")], check=True)
-    (library,) = (directory / "zlib").rglob("libz.so.1")
-    return library.parent
 
 
 def free_port() -> int:
@@ -161,7 +140,7 @@ def serve_and_use(environment: Environment, directory: Path) -> float:
         )  # fmt: skip
     try:
         while "is ready" not in log.read_text():
-            if broker.poll() is not None or time.monotonic() - begun > READY_SECONDS:
+            if broker.poll() is not None or time.monotonic() - begun > environment.ready_seconds:
                 raise Failed(f"the broker is not ready: {log.read_text()[-2000:]}")
             time.sleep(0.01)
         seconds = time.monotonic() - begun
@@ -242,7 +221,7 @@ def main(wanted: list[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="kafkad-wheel-") as directory:
             try:
                 result = try_file(path, Path(directory))
-            except (Failed, subprocess.SubprocessError) as trouble:
+            except (Failed, NoSystem, subprocess.SubprocessError) as trouble:
                 failures += 1
                 result = f"FAILED: {trouble}"
         table.add_row(path.name, result)

@@ -1,13 +1,15 @@
-"""A cluster whose nodes are killed, paused, stopped and cut off while it is written and read.
+"""A cluster that is written and read while its nodes fail, and the checks of what is left.
 
-`Cluster` is a LocalCluster (cli/local_cluster) whose nodes reach each other, as brokers and as controllers,
-by `Links`. `Story` makes a topic, lets writers and readers work on it, brings one fault after the other by a
-seed, and checks in the end what Jepsen's Kafka workload checks: no acknowledged record is lost, doubled,
-reordered within its producer or at another offset than the producer was told; a reader never finds another
-record at an offset, skips none and is never told that its offset is out of range; and all replicas hold the
-same batches and the same leader epochs.
+`Cluster` is a LocalCluster (cli/local_cluster) whose nodes reach each other by `Links`, as brokers and as
+controllers. `Story` creates a topic, starts writers and readers on it, causes one fault after the other
+(cluster_faults), and then checks what Jepsen's Kafka workload checks:
 
-Use: tests/integration/test_cluster_kills.py. A seed gives the same faults again, but not the same moments."""
+    acknowledged records    none is lost, duplicated, out of its producer's order, or at another offset than
+                            the producer was told
+    readers                 an offset always has the same record, none is skipped, none is out of range
+    replicas                all have the same batches and the same leader epochs
+
+Use: tests/integration/test_cluster_kills.py."""
 
 from __future__ import annotations
 
@@ -22,12 +24,11 @@ import struct
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
-import psutil
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -35,12 +36,12 @@ from kafkad.cli.local_cluster import LocalCluster, LocalNode
 from kafkad.net.channel import Channel, Unreachable
 from kafkad.protocol import messages
 from kafkad.testing.broker import spawn
+from tests.cluster_faults import Faults
 from tests.controller_process import ControllerQuorum
-from tests.links import ANSWERS, REQUESTS, Links, Way
-from tests.member_process import workers_of
+from tests.links import Links
 
 WAIT_S = 90
-HEADER = 61
+HEADER, PRODUCER_AT = 61, 43  # bytes of a batch's header; where the producer id and epoch are
 SESSION_MS, LAG_MS = 2000, 1500
 PARTITIONS, WRITERS = 4, 3
 
@@ -70,7 +71,7 @@ def until(condition: Callable, what: Callable[[], object] = str, within_s: float
 
 
 class Cluster:
-    """`with Cluster(path) as cluster`: nodes that reach each other by `links` only."""
+    """`with Cluster(path) as cluster`: its nodes reach each other only through `links`."""
 
     def __init__(self, path: Path, count: int = 3, workers: int = 1):
         self.path, self.workers = path, workers
@@ -123,22 +124,22 @@ class Cluster:
         self.quorum = ControllerQuorum.around(self.nodes, frame)
 
     def _port(self) -> int:
-        """A free one, which stays bound, so that nobody else is given it while its node is down."""
+        """Return a free port. It stays bound, so that no other process gets it while its node is down."""
         held = self._held.enter_context(socket.socket())
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
         return held.getsockname()[1]
 
     def start(self, numbers) -> None:
-        """Those of these nodes that do not run, side by side."""
+        """Start those of the nodes that do not run, at the same time."""
         self.local.start(numbers, WAIT_S)
 
     def stop(self, numbers) -> dict[int, int]:
-        """Stop these in a controlled way, at the same time; the exit codes."""
+        """Stop the nodes with SIGTERM, at the same time. Return their exit codes."""
         return self.local.stop(numbers, WAIT_S)
 
     def signal(self, number: int, what: signal.Signals) -> None:
-        """To all processes of a node."""
+        """Send a signal to all processes of a node."""
         process = self.nodes[number].process
         assert process is not None
         if self.workers > 1:
@@ -147,7 +148,7 @@ class Cluster:
             process.send_signal(what)
 
     def seen(self, topic: str) -> list[dict[int, tuple[int, tuple[int, ...]]]]:
-        """What each broker says: (leader, sorted ISR) by partition; empty if it does not answer."""
+        """Return what each broker says: (leader, sorted ISR) by partition; {} if it does not answer."""
 
         async def asked(node):
             try:
@@ -172,7 +173,7 @@ class Cluster:
         return asyncio.run(all_of_them())
 
     def whole(self, topic: str) -> None:
-        """Wait until all brokers say that each partition has a leader and all replicas in its ISR."""
+        """Wait until, for all brokers, each partition has a leader and all replicas are in its ISR."""
         numbers = tuple(self.nodes)
 
         def so() -> bool:
@@ -189,31 +190,38 @@ class Cluster:
         return asyncio.run(self.quorum.leader(WAIT_S))
 
     def tracebacks(self) -> list[str]:
-        logs = {number: (node.directory / "stderr").read_text() for number, node in self.nodes.items()}
-        return [
-            f"node {number}: {log[at : at + 3000]}"
-            for number, log in logs.items()
-            if (at := log.find("Traceback")) >= 0
-        ]
+        return tracebacks_in(
+            {number: (node.directory / "stderr").read_text() for number, node in self.nodes.items()}
+        )
+
+
+def tracebacks_in(logs: Mapping[int, str]) -> list[str]:
+    """Return the first traceback in the log of each node that has one."""
+    return [
+        f"node {number}: {log[at : at + 3000]}"
+        for number, log in logs.items()
+        if (at := log.find("Traceback")) >= 0
+    ]
 
 
 # -- the clients -------------------------------------------------------------------------------------------
 
 
 class Writer(threading.Thread):
-    """An idempotent producer. Its records are `writer:number`, numbered by partition.
+    """An idempotent producer. Its records are `writer:number:filling`, numbered by partition.
 
-    A leader that was cut off or halted, and does not know that another one was elected, may have appended
-    what nobody else has. If librdkafka asks it again, it answers OUT_OF_ORDER_SEQUENCE_NUMBER, as Kafka does,
-    and librdkafka takes a new producer epoch (`renewals`) or gives up for good. If it gives up, a producer
-    goes on with another number, and what was not acknowledged may be there or not (`lives`)."""
+    A leader that was cut off or paused may not know yet that another one was elected, and append records that
+    no other replica has. If librdkafka then sends a batch again, the answer is OUT_OF_ORDER_SEQUENCE_NUMBER,
+    as in Kafka, and librdkafka takes a new producer epoch (`renewals`) or fails for good. After a failure a
+    new producer continues under another number (`lives` counts them); records of the old one that were not
+    acknowledged may be in the log or not."""
 
     def __init__(self, bootstrap: str, topic: str, number: int, seed: int, **config: object):
         super().__init__(daemon=True)
         self.topic, self.number = topic, number
         self.random = random.Random(f"{seed}-{number}")
         self.acked: dict[tuple[int, int], bytes] = {}  # by partition and offset
-        # By partition: the answer was lost, and a later one implies it (librdkafka: implicit acks).
+        # By partition: acknowledged without an offset, because a later answer implies it (librdkafka).
         self.unplaced: list[set[bytes]] = [set() for _ in range(PARTITIONS)]
         self.failures: list[str] = []
         self.ended = threading.Event()
@@ -256,14 +264,12 @@ class Writer(threading.Thread):
     def run(self) -> None:
         while not self.ended.is_set() and not self.failures:
             try:
-                self.producer.poll(
-                    0
-                )  # raises the fatal error, of which `produce` tells only that there is one
+                self.producer.poll(0)  # raises the fatal error itself; `produce` says only that there is one
                 self._live()
             except KafkaException as trouble:
                 self._trouble(trouble.args[0])
             if self.gives_up:
-                with contextlib.suppress(KafkaException):  # the fatal error, again and again
+                with contextlib.suppress(KafkaException):  # the same fatal error
                     self.producer.flush(WAIT_S)
                 self.number += WRITERS
                 self.lives += 1
@@ -289,14 +295,14 @@ class Writer(threading.Thread):
         self.ended.set()
         self.join(30)
         left = 0
-        with contextlib.suppress(KafkaException):  # it gives up
+        with contextlib.suppress(KafkaException):  # a fatal error
             left = self.producer.flush(WAIT_S)
         if left and not self.gives_up:
             self.failures.append(f"writer {self.number}: {left} records are never answered")
 
 
 class Reader(threading.Thread):
-    """Reads all partitions as they grow, and goes back now and then. What it has read stays as it was."""
+    """Reads all partitions as they grow. `goes_back`: it reads a part again now and then, and compares."""
 
     def __init__(self, bootstrap: str, topic: str, seed: int, *, goes_back: bool):
         super().__init__(daemon=True)
@@ -376,7 +382,7 @@ def high_watermarks(bootstrap: str, topic: str) -> list[int]:
 
 
 def _high_watermark(consumer, topic, index) -> int:
-    """One more than it is: 0 is not yet known."""
+    """Return the high watermark plus 1; 0 if it is not known yet."""
     try:
         return consumer.get_watermark_offsets(TopicPartition(topic, index), timeout=5)[1] + 1
     except KafkaException:
@@ -387,41 +393,41 @@ def _high_watermark(consumer, topic, index) -> int:
 
 
 def batches(path: Path) -> list[tuple[int, int, str]]:
-    """(base offset, leader epoch, digest) of each batch of a replica."""
-    found = []
+    """Return (base offset, leader epoch, digest) of each batch of a replica."""
+    return [
+        (*struct.unpack_from(">q4xi", batch), hashlib.md5(batch).hexdigest()) for batch in raw_batches(path)
+    ]
+
+
+def raw_batches(path: Path) -> Iterator[bytes]:
+    """Yield the complete batches of a replica."""
     for segment in sorted(path.glob("*.log")):
         data, at = segment.read_bytes(), 0
         while at + HEADER <= len(data):
             size = int.from_bytes(data[at + 8 : at + 12], "big") + 12
             if size <= HEADER or at + size > len(data):
                 break
-            batch = data[at : at + size]
-            epoch = int.from_bytes(batch[12:16], "big")
-            found.append((int.from_bytes(batch[:8], "big"), epoch, hashlib.md5(batch).hexdigest()))
+            yield data[at : at + size]
             at += size
-    return found
 
 
 def renewals(path: Path) -> set[int]:
-    """The offsets at which a producer went on with a new epoch (KIP-360). librdkafka takes one after
-    OUT_OF_ORDER_SEQUENCE_NUMBER, which a new leader answers to a request that overtook the one before it, and
-    sends again what had no answer yet, of all partitions: such a record may be there twice."""
+    """Return the offsets at which a producer continued with a new epoch (KIP-360). librdkafka takes one after
+    OUT_OF_ORDER_SEQUENCE_NUMBER, which a new leader answers to a request that overtook the one before it. It
+    then repeats all unanswered records of all partitions, so such a record may be in the log twice."""
     found = set()
     epochs: dict[int, int] = {}
-    for segment in sorted(path.glob("*.log")):
-        data, at = segment.read_bytes(), 0
-        while at + HEADER <= len(data):
-            producer_id, epoch = struct.unpack_from(">qh", data, at + 43)
-            if epoch > epochs.setdefault(producer_id, epoch):
-                found.add(int.from_bytes(data[at : at + 8], "big"))
-            epochs[producer_id] = epoch
-            at += int.from_bytes(data[at + 8 : at + 12], "big") + 12
+    for batch in raw_batches(path):
+        producer_id, epoch = struct.unpack_from(">qh", batch, PRODUCER_AT)
+        if epoch > epochs.setdefault(producer_id, epoch):
+            found.add(int.from_bytes(batch[:8], "big"))
+        epochs[producer_id] = epoch
     return found
 
 
 def epochs(path: Path, last_batch: int) -> list[tuple[int, int]]:
-    """(epoch, start offset) of the leaders that have written something; only a leader knows that it has
-    written nothing yet."""
+    """Return (epoch, start offset) of the leaders that have written something. Only the leader itself knows
+    of an epoch in which nothing was written yet."""
     lines = (path / "leader-epoch-checkpoint").read_text().split("\n")[2:]
     known = [tuple(map(int, line.split())) for line in lines if line]
     return [(epoch, start) for epoch, start in known if start <= last_batch]
@@ -430,8 +436,8 @@ def epochs(path: Path, last_batch: int) -> list[tuple[int, int]]:
 def check_records(
     records: Sequence[bytes], writers: Sequence[Writer], index: int, renewed: AbstractSet[int] = frozenset()
 ) -> list[str]:
-    """What is wrong with a partition whose records these are, from offset 0 on. At a `renewed` offset a
-    writer may begin again with what was there already, if that was never acknowledged."""
+    """Return the errors in a partition that has these records, from offset 0 on. At a `renewed` offset a
+    writer may repeat records that are in the log already, if they were never acknowledged."""
     wrong = []
     acked = {offset for writer in writers for partition, offset in writer.acked if partition == index}
     for writer in writers:
@@ -458,210 +464,14 @@ def check_records(
     return wrong
 
 
-# -- the faults --------------------------------------------------------------------------------------------
-
-
-class Faults:
-    """Each method brings one fault, waits, and takes it away again; `chance` has the choices."""
-
-    def __init__(self, cluster: Cluster, chance: random.Random):
-        self.cluster, self.chance = cluster, chance
-        self.told: list[str] = []
-
-    def tell(self, text: str) -> None:
-        self.told.append(f"{time.strftime('%H:%M:%S')} {text}")
-
-    def pause(self, low: float = 0.2, high: float = 4.0) -> None:
-        time.sleep(self.chance.uniform(low, high))
-
-    def some(self, count: int) -> list[int]:
-        return self.chance.sample(sorted(self.cluster.nodes), count)
-
-    def kill_one(self) -> None:
-        self._kill(self.some(1))
-
-    def kill_two(self) -> None:
-        self._kill(self.some(2))
-
-    def kill_all(self) -> None:
-        self._kill(self.some(len(self.cluster.nodes)))
-
-    def kill_the_active_controller(self) -> None:
-        self._kill([self.cluster.active_controller()])
-
-    def _kill(self, numbers: Sequence[int]) -> None:
-        self.tell(f"kill -9 of {numbers}")
-        for number in numbers:
-            self.cluster.nodes[number].kill()
-        self.pause()
-        self.tell(f"start of {numbers}")
-        self.cluster.start(numbers)
-
-    def kill_one_after_the_other(self) -> None:
-        """The second dies while the first may not be in the ISR again."""
-        first, second = self.some(2)
-        self.tell(f"kill -9 of {first}, start, kill -9 of {second}")
-        self.cluster.nodes[first].kill()
-        self.pause(0.1, 3)
-        self.cluster.start([first])
-        self.cluster.nodes[second].kill()
-        self.pause(0.1, 3)
-        self.cluster.start([second])
-
-    def stop_one(self) -> None:
-        self._stop(self.some(1))
-
-    def stop_the_active_controller(self) -> None:
-        self._stop([self.cluster.active_controller()])
-
-    def stop_all(self) -> None:
-        self._stop(self.some(len(self.cluster.nodes)))
-
-    def _stop(self, numbers: Sequence[int]) -> None:
-        self.tell(f"controlled stop of {numbers}")
-        codes = self.cluster.stop(numbers)
-        assert not any(codes.values()), codes
-        self.pause(0.1, 2)
-        self.tell(f"start of {numbers}")
-        self.cluster.start(numbers)
-
-    def halt_for_long(self) -> None:
-        self._halt(self.some(self.chance.choice((1, 1, 2))), 3.0, 6.0)
-
-    def halt_for_a_moment(self) -> None:
-        self._halt(self.some(1), 0.1, 2.0)
-
-    def halt_the_active_controller(self) -> None:
-        self._halt([self.cluster.active_controller()], 1.5, 4)
-
-    def _halt(self, numbers: Sequence[int], low: float, high: float) -> None:
-        self.tell(f"SIGSTOP of {numbers}")
-        self._signal(numbers, signal.SIGSTOP)
-        self.pause(low, high)
-        self.tell(f"SIGCONT of {numbers}")
-        self._signal(numbers, signal.SIGCONT)
-
-    def _signal(self, numbers: Sequence[int], what: signal.Signals) -> None:
-        for number in numbers:
-            self.cluster.signal(number, what)
-
-    def kill_a_worker(self) -> None:
-        self._kill_workers(self.some(1))
-
-    def kill_a_worker_of_each(self) -> None:
-        self._kill_workers(self.some(len(self.cluster.nodes)))
-
-    def kill_a_worker_of_the_active_controller(self) -> None:
-        self._kill_workers([self.cluster.active_controller()])
-
-    def _kill_workers(self, numbers: Sequence[int]) -> None:
-        for number, index, worker in self._workers(numbers):
-            self.tell(f"kill -9 of worker {index} of {number}")
-            worker.kill()
-        self.pause(0.1, 3)
-
-    def halt_a_worker(self) -> None:
-        halted = self._workers(self.some(1))
-        for number, index, worker in halted:
-            self.tell(f"SIGSTOP of worker {index} of {number}")
-            worker.suspend()
-        self.pause(0.1, 4)
-        self.tell("SIGCONT")
-        for _, _, worker in halted:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                worker.resume()
-
-    def _workers(self, numbers: Sequence[int]) -> list[tuple[int, int, psutil.Process]]:
-        """One of each of these nodes."""
-        found = []
-        for number in numbers:
-            process = self.cluster.nodes[number].process
-            assert process is not None
-            of_node = workers_of(process.pid)
-            if of_node:
-                index = self.chance.choice(sorted(of_node))
-                found.append((number, index, of_node[index]))
-        return found
-
-    def cut_a_link(self) -> None:
-        source, target = self.some(2)
-        ways = self.chance.choice(
-            (
-                [(source, target, REQUESTS)],
-                [(source, target, ANSWERS)],
-                [(a, b, way) for a, b in ((source, target), (target, source)) for way in (REQUESTS, ANSWERS)],
-            )
-        )
-        self._cut(ways)
-
-    def cut_off_a_node(self) -> None:
-        self._cut_off(*self.some(1))
-
-    def cut_off_the_active_controller(self) -> None:
-        self._cut_off(self.cluster.active_controller())
-
-    def _cut_off(self, number: int) -> None:
-        others = [each for each in self.cluster.nodes if each != number]
-        out = [(number, other, REQUESTS) for other in others]
-        into = [(other, number, REQUESTS) for other in others]
-        self._cut(self.chance.choice((out, into, out + into)))
-
-    def _cut(self, ways: Sequence[Way]) -> None:
-        self.tell(f"cut {ways}")
-        self.cluster.links.cut(ways)
-        self.pause(1.0, 5.0)
-        self.tell("all links are whole")
-        self.cluster.links.mend()
-
-    def cut_and_kill(self) -> None:
-        """A node that cannot follow, and another that dies meanwhile."""
-        source, target = self.some(2)
-        self.tell(f"cut {source} -> {target}, kill -9 of {target}")
-        self.cluster.links.cut([(source, target, REQUESTS)])
-        self.pause(0.2, 3)
-        self.cluster.nodes[target].kill()
-        self.pause(0.2, 3)
-        self.cluster.links.mend()
-        self.cluster.start([target])
-
-
-ALL = (
-    Faults.kill_one,
-    Faults.kill_two,
-    Faults.kill_all,
-    Faults.kill_the_active_controller,
-    Faults.kill_one_after_the_other,
-    Faults.stop_one,
-    Faults.stop_the_active_controller,
-    Faults.stop_all,
-    Faults.halt_for_long,
-    Faults.halt_for_a_moment,
-    Faults.halt_the_active_controller,
-    Faults.cut_a_link,
-    Faults.cut_off_a_node,
-    Faults.cut_off_the_active_controller,
-    Faults.cut_and_kill,
-)
-WORKERS = (  # with several workers
-    *ALL,
-    Faults.kill_a_worker,
-    Faults.kill_a_worker,
-    Faults.kill_a_worker_of_each,
-    Faults.kill_a_worker_of_the_active_controller,
-    Faults.kill_a_worker_of_the_active_controller,
-    Faults.halt_a_worker,
-)
-SHORT = (Faults.kill_one, Faults.halt_for_a_moment, Faults.cut_a_link)
-SHORT_WORKERS = (Faults.kill_a_worker_of_the_active_controller, Faults.kill_one, Faults.halt_a_worker)
-
-
 # -- a story -----------------------------------------------------------------------------------------------
 
 
 class Story:
-    """`Story(cluster, seed).tell(faults)`: these faults, on a topic of its own; fails with all it knows."""
+    """`Story(cluster, seed).tell(faults)` causes these faults, with a topic of its own. An error has the seed
+    and everything that was done."""
 
-    writing: Mapping[str, object] = MappingProxyType({})  # more of the writers' configuration
+    writing: Mapping[str, object] = MappingProxyType({})  # added to the writers' configuration
 
     def __init__(self, cluster: Cluster, seed: int):
         self.cluster, self.seed = cluster, seed
@@ -670,7 +480,7 @@ class Story:
         self.faults = Faults(cluster, self.chance)
 
     def tell(self, faults: Sequence[Callable[[Faults], None]]) -> int:
-        """Returns how many records were acknowledged."""
+        """Return the number of acknowledged records."""
         try:
             return self._tell(faults)
         except Exception as trouble:
@@ -720,11 +530,11 @@ class Story:
         self.cluster.whole(name)
 
     def _isolations(self) -> int:
-        """How often a leader may have become one that does not know of its successor."""
+        """Count the faults after which a leader may not know that it has a successor."""
         return sum(" cut " in told or " SIGSTOP " in told for told in self.faults.told)
 
     def _links_are_used(self) -> None:
-        """Else nothing would be cut."""
+        """Check that the nodes use the links: otherwise nothing would be cut."""
         leader = self.cluster.active_controller()
         pairs = [(source, target) for source in self.cluster.nodes for target in self.cluster.nodes]
         ways = {(b"broker", source, target) for source, target in pairs if source != target}
@@ -751,7 +561,7 @@ class Story:
         return [failure for client in clients for failure in client.failures]
 
     def _others(self) -> list:
-        """More clients: threads with `failures` and `ended`."""
+        """Return more clients: threads with `failures` and `ended`."""
         return []
 
     def _check(self) -> int:
@@ -782,17 +592,17 @@ class Story:
         return sum(len(writer.acked) for writer in self.writers)
 
     def _renewed(self, index: int) -> set[int]:
-        """Offsets at which a repeat may be the client's doing, by a leader that was deposed: see Writer."""
+        """Return the offsets at which the client may have repeated records (see Writer)."""
         if not self._isolations():
             return set()
         return renewals(self.cluster.nodes[1].data_dir / f"{self.topic}-{index}")
 
     def _check_others(self, ends: list[int]) -> list[str]:
-        """What is wrong with the other clients; the topic ends here."""
+        """Return the errors of the other clients. `ends`: of the topic's partitions."""
         return []
 
     def _replicas_of(self, topic: str, index: int) -> list[str]:
-        """Wait until all replicas hold the same; say what differs if they never do."""
+        """Wait until all replicas are the same. Return an error if they never are."""
         paths = [node.data_dir / f"{topic}-{index}" for node in self.cluster.nodes.values()]
 
         def replicas():

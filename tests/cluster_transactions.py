@@ -1,15 +1,16 @@
-"""Exactly-once copies beside the faults of a story: each record once, whatever is killed.
+"""Exactly-once copies during the faults of a story: each record is copied once, whatever is killed.
 
 A `Copier` for each partition reads what the writers of a story write, writes it into two partitions of
-another topic, and commits its offset, in one transaction each. It aborts some, leaves some open as when its
-process dies, and begins anew after an error that is not retriable. An `Auditor` reads what is committed.
+another topic, and commits its offset, all in one transaction. It aborts some transactions, leaves some open
+as if its process had died, and starts again after an error that is not retriable. An `Auditor` reads the
+committed copies.
 
-`PipelineStory` is a Story with them. In the end each record of the source is in both partitions once and in
-order, the offsets of the group are the ends of the source, no transaction is open, and the auditor has read
-what is there, never backwards.
+`PipelineStory` is a Story with these clients. At its end each record of the source is in both partitions,
+once and in order; the group's offsets are the ends of the source; no transaction is open; and the auditor has
+read what is in the log, never backwards.
 
-Beware: the copiers are kafkad's own client. librdkafka 2.16 can wait in send_offsets_to_transaction for ever
-when the coordinator of the group goes.
+Beware: the copiers use kafkad's own client. librdkafka 2.16 can wait for ever in send_offsets_to_transaction
+if the coordinator of the group stops.
 
 Use: tests/integration/test_cluster_kills.py."""
 
@@ -45,9 +46,9 @@ class Copier(threading.Thread):
         self.bootstrap, self.source, self.target, self.partition = bootstrap, source, target, partition
         self.random = random.Random(f"{seed}-copier-{partition}")
         self.group = f"copiers-of-{source}"
-        self.until: int | None = None  # the end of the source, when it is known
+        self.source_end: int | None = None  # when it is known
         self.commits = self.aborts = self.at = 0
-        self.lives: list[str] = []  # why each but the last ended
+        self.restarts: list[str] = []  # their reasons
         self.failures: list[str] = []
         self.ended = threading.Event()
 
@@ -57,16 +58,16 @@ class Copier(threading.Thread):
                 with connections(self.bootstrap) as cluster:
                     if self._live(cluster):
                         return
-                    self.lives.append("left its transaction open")
+                    self.restarts.append("left its transaction open")
             except (KafkaError, Unreachable) as trouble:
-                self.lives.append(f"{time.strftime('%H:%M:%S')} {trouble!r}")
+                self.restarts.append(f"{time.strftime('%H:%M:%S')} {trouble!r}")
                 self.ended.wait(0.1)
             except Exception:
                 self.failures.append(f"copier of {self.partition}: {traceback.format_exc()}")
                 return
 
     def _live(self, cluster: Connections) -> bool:
-        """Copy until the end is reached (True) or until this process is thought to die (False)."""
+        """Copy until the end of the source (return True), or to where a process would have died (False)."""
         name = f"copier-{self.source}-{self.partition}"
         transactions = Transactions(cluster, name, timeout_ms=TRANSACTION_MS, retry_seconds=RETRY_S)
         producer = transactions.producer(self.target, delivery_seconds=RETRY_S)
@@ -76,10 +77,10 @@ class Copier(threading.Thread):
         if at < self.at:
             self.failures.append(f"copier of {self.partition}: the group is at {at}, was at {self.at}")
         while not self.ended.is_set():
-            if self.until is not None and at >= self.until:
+            if self.source_end is not None and at >= self.source_end:
                 return True
             reader.assign({self.partition: at})
-            taken, most = [], self.random.choice((1, 30, 1000)) if self.until is None else 1000
+            taken, most = [], self.random.choice((1, 30, 1000)) if self.source_end is None else 1000
             for received in reader.poll():
                 assert received.offset == at + len(taken), (received.offset, at, len(taken))
                 taken.append(received.value)
@@ -109,7 +110,7 @@ class Copier(threading.Thread):
 
 
 class Auditor(threading.Thread):
-    """Reads what is committed of all partitions, as it grows."""
+    """Reads the committed records of all partitions as they grow."""
 
     def __init__(self, bootstrap: str, topic: str):
         super().__init__(daemon=True)
@@ -179,11 +180,14 @@ class PipelineStory(Story):
         )
 
     def _told(self) -> list[object]:
-        return [(each.partition, each.commits, each.at, each.until, each.lives[-3:]) for each in self.copiers]
+        return [
+            (each.partition, each.commits, each.at, each.source_end, each.restarts[-3:])
+            for each in self.copiers
+        ]
 
     def _check_others(self, ends: list[int]) -> list[str]:
         for copier in self.copiers:
-            copier.until = ends[copier.partition]
+            copier.source_end = ends[copier.partition]
         for copier in self.copiers:
             copier.join(WAIT_S)
             if copier.is_alive():
@@ -218,7 +222,7 @@ class PipelineStory(Story):
         return wrong + wrong_copies([[value for _, value in found] for found in last.found], ends)
 
     def _settled(self, cluster: Connections) -> dict[int, int]:
-        """Wait until no transaction is open; the high watermarks."""
+        """Wait until no transaction is open. Return the high watermarks."""
         latest = dict.fromkeys(range(PARTITIONS), LATEST)
 
         def ends() -> dict[int, int] | None:
@@ -229,7 +233,7 @@ class PipelineStory(Story):
 
 
 def wrong_copies(found: list[list[bytes]], ends: list[int]) -> list[str]:
-    """What is wrong with what is committed of the target, whose sources end here."""
+    """Return the errors in the committed records of the target. `ends`: of the source's partitions."""
     wrong = []
     for partition, values in enumerate(found):
         for source in (partition, (partition - 1) % PARTITIONS):

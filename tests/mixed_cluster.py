@@ -1,7 +1,8 @@
-"""Three nodes, some of them JVM Kafka and some kafkad, that are killed, halted, stopped and handed over.
+"""A cluster of three nodes, some of them JVM Kafka and some kafkad, with the faults of cluster_faults.
 
-`MixedCluster` is a HandoverCluster with the interface that the faults of cluster_checker use. Its nodes reach
-each other without links, so no link can be cut. `MixedStory` decides by its seed which nodes begin as kafkad.
+`MixedCluster` is a HandoverCluster with the interface that these faults use. Its nodes reach each other
+directly, so no link can be cut. Another fault is that a node changes from one to the other. The seed of a
+`MixedStory` decides which nodes are kafkad at its beginning.
 
 Use: tests/integration/test_cluster_kills.py."""
 
@@ -12,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from tests.cluster_checker import WAIT_S, Faults, renewals
+from tests.cluster_checker import WAIT_S, renewals, tracebacks_in
+from tests.cluster_faults import Faults
 from tests.cluster_transactions import PipelineStory
 from tests.handover_cluster import JVM, KAFKAD, HandoverCluster
 
@@ -28,11 +30,12 @@ class MixedCluster(HandoverCluster):
             self.nodes[number].running.until_ready(WAIT_S)
 
     def stop(self, numbers: Sequence[int]) -> dict[int, int]:
-        """At the same time; 0 for an exit code that is right."""
+        """Stop the nodes with SIGTERM, at the same time. Return 0 for each expected exit code."""
         nodes = [self.nodes[number] for number in numbers]
         for node in nodes:
             node.process.terminate()
-        return {node.number: node.process.wait(WAIT_S) - (143 if node.kind == JVM else 0) for node in nodes}
+        expected = {JVM: 128 + signal.SIGTERM, KAFKAD: 0}
+        return {node.number: node.process.wait(WAIT_S) - expected[node.kind] for node in nodes}
 
     def signal(self, number: int, what: signal.Signals) -> None:
         self.nodes[number].process.send_signal(what)
@@ -43,13 +46,8 @@ class MixedCluster(HandoverCluster):
             self.nodes[number].start(kind)
 
     def tracebacks(self) -> list[str]:
-        """Of kafkad."""
-        logs = {number: node.kafkad.log for number, node in self.nodes.items()}
-        return [
-            f"kafkad {number}: {log[at : at + 3000]}"
-            for number, log in logs.items()
-            if (at := log.find("Traceback")) >= 0
-        ]
+        """Return those of kafkad."""
+        return tracebacks_in({number: node.kafkad.log for number, node in self.nodes.items()})
 
 
 class MixedFaults(Faults):
@@ -81,8 +79,9 @@ SHORT_MIXED = (Faults.kill_the_active_controller,)
 
 
 class MixedStory(PipelineStory):
-    """One batch in flight: of a producer, JVM Kafka finds only the last batch in a snapshot, and answers an
-    earlier one that is sent again OUT_OF_ORDER_SEQUENCE_NUMBER, which is fatal to librdkafka."""
+    """A PipelineStory whose writers have one batch in flight. After a restart from a snapshot, JVM Kafka
+    knows only the last batch of a producer. It answers a repeated earlier one with
+    OUT_OF_ORDER_SEQUENCE_NUMBER, which is fatal to librdkafka."""
 
     cluster: MixedCluster
     writing = MappingProxyType({"max.in.flight": 1})
@@ -98,7 +97,7 @@ class MixedStory(PipelineStory):
         super()._create()
 
     def _links_are_used(self) -> None:
-        """There are none."""
+        """Do nothing: there are no links."""
 
     def _renewed(self, index: int) -> set[int]:
         return renewals(self.cluster.nodes[1].data_dir / f"{self.topic}-{index}")

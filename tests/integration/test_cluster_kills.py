@@ -11,7 +11,8 @@ import random
 
 import pytest
 
-from tests.cluster_checker import ALL, SHORT, SHORT_WORKERS, WORKERS, Cluster, Story
+from tests.cluster_checker import Cluster, Story
+from tests.cluster_faults import ALL, SHORT, SHORT_WORKERS, WORKERS
 from tests.cluster_transactions import PipelineStory
 from tests.mixed_cluster import MIXED, SHORT_MIXED, MixedCluster, MixedStory
 

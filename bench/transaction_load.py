@@ -1,4 +1,4 @@
-"""Transactional producers as a load, in a process of their own: what they did, as JSON.
+"""Transactional clients as a load, in a process of their own. It prints what they did as JSON.
 
     python -m bench.transaction_load frames HOST:PORT TOPIC PARTITIONS PRODUCERS SECONDS
     python -m bench.transaction_load old_frames HOST:PORT TOPIC PARTITIONS PRODUCERS SECONDS
@@ -9,17 +9,19 @@
     python -m bench.transaction_load read HOST:PORT TOPIC PARTITIONS ISOLATION SECONDS
     python -m bench.transaction_load ids HOST:PORT PREFIX COUNT
 
-`frames` costs little beside the broker: each producer sends one Produce (v12, which adds its partitions, TV2)
-with a record of 100 B for each of its partitions, then EndTxn (v5), and begins anew. `old_frames` do the same
-as clients before Kafka 4.0: AddPartitionsToTxn (v3), Produce (v9), EndTxn (v4), TV1. `librdkafka` commits one
-record at a time, and adds partitions by itself (TV1). `batches` fills batches of 64 KB; 0 records a
-transaction: idempotent only. `copy` consumes a topic from its beginning, and commits what it has read, its
-copies and its offsets, in one transaction each (librdkafka). `aborts` are of `frames`, each of 10 records in
-one partition. `read` fetches 1 MB at a time, of all partitions in turn, again and again, and looks at
-batches' headers alone, and of aborted transactions at their count. `ids` asks for COUNT transactional ids,
-and leaves them empty.
+    frames       costs little CPU beside the broker's. Each producer sends a Produce (v12, which also adds its
+                 partitions: TV2) with a record of 100 B for each of its partitions, then EndTxn (v5), and
+                 repeats
+    old_frames   the same as clients before Kafka 4.0: AddPartitionsToTxn (v3), Produce (v9), EndTxn (v4); TV1
+    librdkafka   commits one record at a time, and adds partitions by itself (TV1)
+    batches      batches of 64 KB (librdkafka). RECORDS_A_TRANSACTION 0: idempotent, without transactions
+    copy         reads a topic from its beginning, and commits copies and offsets together (librdkafka)
+    aborts       like `frames`, with 10 records in one partition each, and aborted
+    read         fetches 1 MB at a time from all partitions in turn, again and again. It parses only the
+                 headers of batches and the number of aborted transactions
+    ids          initializes COUNT transactional ids
 
-A commit's time is from the client's call, or the EndTxn, to its end."""
+The time of a commit is from the client's call, or from the EndTxn, to its end."""
 
 import heapq
 import json
@@ -29,6 +31,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kafkad._native.wire.crc32c import checksum
@@ -40,7 +43,7 @@ OLD_ADD, OLD_PRODUCE, OLD_END = 3, 9, 4  # of clients of transaction.version 1
 RECORDS_ABORTED = 10
 IDS_CONNECTIONS = 50
 BATCH_HEADER, LAST_DELTA_AT = 61, 23
-RETRY_S = 0.020  # of the Java client, when the transaction before is not over yet
+RETRY_S = 0.020  # as the Java client waits while the previous transaction is not over
 SETUP_S = 30.0
 AGAIN = {
     errors.COORDINATOR_LOAD_IN_PROGRESS,
@@ -57,8 +60,22 @@ def framed(request: Any, version: int) -> bytearray:
     return bytearray(len(frame).to_bytes(4, "big") + frame)
 
 
+def receive(sock: socket.socket) -> bytes:
+    """Return one frame, without its size."""
+    size = int.from_bytes(sock.recv(4, socket.MSG_WAITALL), "big")
+    frame = sock.recv(size, socket.MSG_WAITALL)
+    if not size or len(frame) < size:
+        raise ConnectionError("the broker has closed the connection")
+    return frame
+
+
+def decoded(request: Any, version: int, frame: bytes) -> Any:
+    """Return the response to `request` that a frame has."""
+    return codec.decode_response(codec.response_class(request.API_KEY), version, frame)[1]
+
+
 class FrameProducer:
-    """One connection with at most one request on its way. `old`: of transaction.version 1."""
+    """One connection with at most one request in flight. `old`: transaction.version 1."""
 
     def __init__(
         self,
@@ -76,9 +93,9 @@ class FrameProducer:
         self.socket = socket.create_connection(at)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.producer_id, self.epoch = self._init()
-        self.heard = b""
+        self.received = b""
         self.sequence = 0
-        self.step = self.begin  # the request on its way
+        self.step = self.begin  # the request in flight
         self.began = 0.0
         self.commits: list[float] = []
         self.retries = 0
@@ -133,9 +150,7 @@ class FrameProducer:
 
     def _ask(self, request: Any, version: int) -> Any:
         self.socket.sendall(framed(request, version))
-        size = int.from_bytes(self.socket.recv(4, socket.MSG_WAITALL), "big")
-        answer = self.socket.recv(size, socket.MSG_WAITALL)
-        return codec.decode_response(codec.response_class(request.API_KEY), version, answer)[1]
+        return decoded(request, version, receive(self.socket))
 
     def begin(self) -> None:
         if self.old:
@@ -151,8 +166,8 @@ class FrameProducer:
         self.step = self.produce
         view = memoryview(self.frame)
         for place in self.places:
-            who = self.producer_id, self.epoch, self.sequence
-            struct.pack_into(">qhi", self.frame, place + PRODUCER_AT, *who)
+            producer = self.producer_id, self.epoch, self.sequence
+            struct.pack_into(">qhi", self.frame, place + PRODUCER_AT, *producer)
             crc = checksum(view[place + CRC_FROM : place + self.size])
             struct.pack_into(">I", self.frame, place + CRC_AT, crc)
         self.socket.sendall(self.frame)
@@ -168,12 +183,15 @@ class FrameProducer:
         )
         self.socket.sendall(framed(request, self.end_version))
 
-    def hear(self) -> bool:
-        """Go on with what the broker says. False: to be tried again in a while."""
-        self.heard += self.socket.recv(1 << 16)
-        if len(self.heard) < 4 or len(self.heard) < 4 + int.from_bytes(self.heard[:4], "big"):
+    def on_readable(self) -> bool:
+        """Read; if the answer is complete, send the next request. False: repeat `step` after RETRY_S."""
+        piece = self.socket.recv(1 << 16)
+        if not piece:
+            raise ConnectionError(f"the broker has closed the connection of {self.name}")
+        self.received += piece
+        if len(self.received) < 4 or len(self.received) < 4 + int.from_bytes(self.received[:4], "big"):
             return True
-        frame, self.heard = self.heard[4:], b""
+        frame, self.received = self.received[4:], b""
         step = self.step
         if step == self.end:
             answer = codec.decode_response(messages.EndTxnResponse, self.end_version, frame)[1]
@@ -217,7 +235,7 @@ def frames(
     began = time.perf_counter()
     took = driven(each, lambda: time.perf_counter() >= began + seconds)
     commits = [commit for producer in each for commit in producer.commits]
-    return told(commits, took, retries=sum(producer.retries for producer in each))
+    return summary(commits, took, retries=sum(producer.retries for producer in each))
 
 
 def aborts(at: tuple[str, int], topic: str, partitions: int, producers: int, count: int) -> dict[str, Any]:
@@ -232,7 +250,7 @@ def aborts(at: tuple[str, int], topic: str, partitions: int, producers: int, cou
 
 
 def driven(each: list[FrameProducer], is_over: Callable[[], bool]) -> float:
-    """All of them until then, and each at least once; the seconds that it took."""
+    """Run all producers until `is_over`, and each for one transaction at least. Return the seconds."""
     poll = select.epoll()
     by_number = {producer.socket.fileno(): producer for producer in each}
     for number in by_number:
@@ -246,13 +264,13 @@ def driven(each: list[FrameProducer], is_over: Callable[[], bool]) -> float:
         while later and later[0][0] <= now:
             by_number[heapq.heappop(later)[1]].step()
         for number, _ in poll.poll(max(0.0, later[0][0] - now) if later else 0.1):
-            if not by_number[number].hear():
+            if not by_number[number].on_readable():
                 heapq.heappush(later, (time.perf_counter() + RETRY_S, number))
     return time.perf_counter() - began
 
 
 def ids(at: tuple[str, int], prefix: str, count: int) -> dict[str, Any]:
-    """Over IDS_CONNECTIONS connections, with one request each on its way."""
+    """Use IDS_CONNECTIONS connections, each with one request in flight."""
     sockets = [socket.create_connection(at) for _ in range(min(IDS_CONNECTIONS, count))]
     _ = FrameProducer(at, f"{prefix}-first", prefix, [])  # waits for the coordinator
     names = [f"{prefix}-{number}" for number in range(count)]
@@ -271,9 +289,8 @@ def ids(at: tuple[str, int], prefix: str, count: int) -> dict[str, Any]:
     began = time.perf_counter()
     while asked:
         for number, _ in poll.poll():
-            size = int.from_bytes(by_number[number].recv(4, socket.MSG_WAITALL), "big")
-            answer = by_number[number].recv(size, socket.MSG_WAITALL)
-            code = codec.decode_response(messages.InitProducerIdResponse, INIT, answer)[1].error_code
+            answer = receive(by_number[number])
+            code = decoded(messages.InitProducerIdRequest, INIT, answer).error_code
             name = asked.pop(number)
             if code in AGAIN:
                 names.append(name)
@@ -298,9 +315,9 @@ def read(at: tuple[str, int], topic: str, partitions: int, isolation: int, secon
             topics=[cls(topic=topic, partitions=[part])],
         )  # fmt: skip
         sock.sendall(framed(request, FETCH))
-        size = int.from_bytes(sock.recv(4, socket.MSG_WAITALL), "big")
-        answer = sock.recv(size, socket.MSG_WAITALL)
-        error, stable, known, at_byte = told_of_fetch(answer)
+        answer = receive(sock)
+        size = len(answer)
+        error, stable, known, at_byte = parse_fetch(answer)
         if error:
             raise RuntimeError(f"Fetch of {topic}-{index} failed: {error}")
         begun = at_byte
@@ -319,10 +336,10 @@ def read(at: tuple[str, int], topic: str, partitions: int, isolation: int, secon
     return {"bytes": done, "aborted": aborted, "seconds": time.perf_counter() - began}
 
 
-def told_of_fetch(answer: bytes) -> tuple[int, int, int, int]:
-    """Of an answer (v11) for one partition: error code, last stable offset, how many aborted transactions it
-    names, and where its records begin. Without an object for each of these: they took longer than the broker.
-    """
+def parse_fetch(answer: bytes) -> tuple[int, int, int, int]:
+    """Return from an answer (v11) about one partition: error code, last stable offset, number of aborted
+    transactions, position of the records. No object is made for each transaction: that would take longer than
+    the broker does."""
     at = 4 + 4 + 2 + 4 + 4  # correlation id, throttle time, error, session, count of topics
     at += 2 + struct.unpack_from(">h", answer, at)[0] + 4 + 4  # name, count of partitions, index
     error, _, stable, _, known = struct.unpack_from(">hqqqi", answer, at)
@@ -330,7 +347,7 @@ def told_of_fetch(answer: bytes) -> tuple[int, int, int, int]:
     return error, stable, known, at + 30 + 16 * known + 4 + 4  # preferred replica, size of the records
 
 
-def told(commits: list[float], seconds: float, **more: Any) -> dict[str, Any]:
+def summary(commits: list[float], seconds: float, **more: Any) -> dict[str, Any]:
     commits.sort()
     return {
         "transactions": len(commits),
@@ -362,11 +379,11 @@ def librdkafka(bootstrap: str, topic: str, partitions: int, seconds: float) -> d
         called = time.perf_counter()
         producer.commit_transaction(SETUP_S)
         commits.append(time.perf_counter() - called)
-    return told(commits, time.perf_counter() - began)
+    return summary(commits, time.perf_counter() - began)
 
 
 def batches(bootstrap: str, topic: str, records: int, size: int) -> dict[str, Any]:
-    """Batches of 64 KB; `size` records a transaction."""
+    """Produce batches of 64 KB, with `size` records in a transaction."""
     config = {"linger.ms": 5, "batch.size": 65536, "queue.buffering.max.kbytes": 65536}
     producer = _librdkafka(bootstrap, topic if size else "", **config)
     value = bytes(1000)
@@ -392,7 +409,7 @@ def batches(bootstrap: str, topic: str, records: int, size: int) -> dict[str, An
 
 
 def copy(bootstrap: str, source: str, target: str, seconds: float, records: int) -> dict[str, Any]:
-    """Records a second of one copier; the first transaction, in which all is set up, does not count."""
+    """Run one copier. Its first transaction, which sets everything up, does not count."""
     from confluent_kafka import Consumer, TopicPartition
 
     producer = _librdkafka(bootstrap, target, **{"linger.ms": 0})
@@ -427,28 +444,30 @@ def copy(bootstrap: str, source: str, target: str, seconds: float, records: int)
             commits.append(time.perf_counter() - called)
     took = time.perf_counter() - began
     reader.close()
-    return told(commits, took, records=copied)
+    return summary(commits, took, records=copied)
 
 
 def main() -> None:
     kind, bootstrap, topic, *rest = sys.argv[1:]
+    function, types = KINDS[kind]
     host, _, port = bootstrap.rpartition(":")
-    at = (host, int(port))
-    if kind in ("frames", "old_frames"):
-        found = frames(at, topic, int(rest[0]), int(rest[1]), float(rest[2]), old=kind == "old_frames")
-    elif kind == "aborts":
-        found = aborts(at, topic, *map(int, rest))
-    elif kind == "ids":
-        found = ids(at, topic, int(rest[0]))
-    elif kind == "read":
-        found = read(at, topic, int(rest[0]), int(rest[1]), float(rest[2]))
-    elif kind == "copy":
-        found = copy(bootstrap, topic, rest[0], float(rest[1]), int(rest[2]))
-    elif kind == "librdkafka":
-        found = librdkafka(bootstrap, topic, int(rest[0]), float(rest[1]))
-    else:
-        found = batches(bootstrap, topic, int(rest[0]), int(rest[1]))
-    print(json.dumps(found))
+    server = bootstrap if function in BY_LIBRDKAFKA else (host, int(port))
+    arguments = [make(text) for make, text in zip(types, rest, strict=True)]
+    print(json.dumps(function(server, topic, *arguments)))
+
+
+# name -> function, and the types of its arguments after the topic
+KINDS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Callable[[str], Any], ...]]] = {
+    "frames": (frames, (int, int, float)),
+    "old_frames": (partial(frames, old=True), (int, int, float)),
+    "aborts": (aborts, (int, int, int)),
+    "ids": (ids, (int,)),
+    "read": (read, (int, int, float)),
+    "copy": (copy, (str, float, int)),
+    "librdkafka": (librdkafka, (int, float)),
+    "batches": (batches, (int, int)),
+}
+BY_LIBRDKAFKA = (copy, librdkafka, batches)  # these take HOST:PORT
 
 
 if __name__ == "__main__":

@@ -165,6 +165,16 @@ def test_a_guard_of_an_earlier_term_is_asked_for_anew(world):
     assert send(world, 1, guard=guard) == -INVALID_TXN_STATE
 
 
+def test_the_term_of_a_guard_is_known_however_many_come_after_it(world):
+    """Their table grows, and is copied."""
+    _, guard = send(world)
+    world.log.resign()
+    world.log.set_leader_epoch(1)
+    for producer in range(100, 200):
+        assert begin(world, producer=producer) == producer - 100
+        assert send(world, guard=guard) == -NOT_LEADER_OR_FOLLOWER
+
+
 def test_the_slow_path_asks_first_and_brings_the_guard(tmp_path):
     world = LogWorld(tmp_path, topic_config(compression_type="gzip"))
     _, guard = send(world)

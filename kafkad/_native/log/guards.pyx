@@ -53,14 +53,13 @@ cdef Guard* place(Guards* guards, int64_t producer_id) noexcept nogil:
 
 cdef bint rebuild(Guards* guards, int32_t capacity, int64_t before_ms) noexcept nogil:
     # Copies the table without older guards. False: no memory, and nothing has changed.
-    cdef Guards fresh
+    cdef Guards fresh = guards[0]
     cdef int32_t i
     fresh.places = <Guard*>malloc(<size_t>capacity * sizeof(Guard))
     if fresh.places == NULL:
         return False
     fresh.capacity = capacity
     fresh.count = 0
-    fresh.last = guards.last
     for i in range(capacity):
         fresh.places[i].producer_id = -1
     for i in range(guards.capacity):

@@ -221,7 +221,8 @@ class Client:
         try:
             while time.monotonic() < deadline:
                 self.world.reactor.poll()
-                self.pull()
+                if not self.pull():  # sleep: a loop that spins keeps Python's lock from the threads
+                    readable([self.socket, self.world.reactor.fileno()], 0.05)
         except Closed:
             return
         raise AssertionError("the broker did not close the connection")

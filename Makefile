@@ -72,7 +72,7 @@ build/.stamp-native: $(VENV)/.stamp-venv setup.py $(NATIVE)
 	@mkdir -p build
 	@echo "building the native extensions"
 	@$(PY) setup.py --quiet build_ext --inplace > build/native.log 2>&1 || { tail -40 build/native.log; exit 1; }
-	@[ -n "$$KAFKAD_ONLY" ] || touch $@
+	@[ -n "$${KAFKAD_ONLY:-}" ] || touch $@
 
 # -- what the tests need beside Python
 

@@ -16,7 +16,7 @@ RATE: Final = "replica.alter.log.dirs.io.max.bytes.per.second"
 
 def hook_moves(
     moves: Moves,
-    config: Callable[[], BrokerConfig],
+    current: Callable[[], BrokerConfig],
     workers: int,
     metadata: Images,
     partitions: Partitions,
@@ -24,9 +24,11 @@ def hook_moves(
     assign_directories: Callable[[], None],
     is_busy: Callable[[Log], bool],
 ) -> None:
-    """Call before the logs are loaded. `workers`: their number; each has its share of the rate.
-    `assign_directories` tells the controller of changed directories. A busy log does not move."""
-    node_id = config().node_id
+    """Call before the logs are loaded. `current` returns the configuration, which may change. `workers`: their
+    number; each has its share of the rate. `assign_directories` tells the controller of changed directories. A
+    busy log does not move."""
+    config = current()
+    node_id = config.node_id
 
     def assigned(topic: str, index: int) -> bytes:
         known = metadata.image.topics.get(topic)
@@ -36,7 +38,7 @@ def hook_moves(
         return state.directory(node_id)
 
     def rate() -> int:
-        whole = rate_of(config(), RATE)
+        whole = rate_of(current(), RATE)
         return whole if whole == UNLIMITED else whole // workers
 
     def moved(log: Log) -> None:
@@ -45,4 +47,4 @@ def hook_moves(
 
     moves.assigned, moves.rate, moves.on_moved = assigned, rate, moved
     moves.tell, moves.is_busy = assign_directories, is_busy
-    moves.at_once = max(1, config().num_replica_alter_log_dirs_threads // workers)
+    moves.at_once = max(1, config.num_replica_alter_log_dirs_threads // workers)

@@ -24,9 +24,9 @@ def hook_moves(
     assign_directories: Callable[[], None],
     is_busy: Callable[[Log], bool],
 ) -> None:
-    """Call before the logs are loaded. `current` returns the configuration, which may change. `workers`: their
-    number; each has its share of the rate. `assign_directories` tells the controller of changed directories. A
-    busy log does not move."""
+    """Call before the logs are loaded. `current` returns the configuration, which may change. Each of the
+    `workers` has its share of the rate. `assign_directories` tells the controller of changed directories.
+    A busy log does not move."""
     config = current()
     node_id = config.node_id
 

@@ -31,7 +31,12 @@ class Wire:
 
     def read_frame(self) -> bytes:
         """The next answer. ConnectionError when the broker closes instead."""
-        return self._read(int.from_bytes(self._read(4), "big"))
+        return self.rest_of_frame(b"")
+
+    def rest_of_frame(self, head: bytes) -> bytes:
+        """The answer that begins with `head`, at most four bytes which have been read."""
+        size = head + self._read(4 - len(head))
+        return self._read(int.from_bytes(size, "big"))
 
     def ask(self, request: Any, version: int) -> Any:
         sent = self.send(request, version)

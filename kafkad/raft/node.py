@@ -94,6 +94,7 @@ class RaftNode(Observer):
         self._tally: Tally | None = None
         self._leadership: Leadership | None = None
         self._successors: list[int] = []  # for EndQuorumEpoch, after we resigned
+        self._unwritable = ""  # why the last append failed, if it was the disk; we resign
         self._acknowledged: set[int] = set()  # voters that answered EndQuorumEpoch
         self._has_fetched = False  # from the leader of this epoch, and it has not died since
         self._refusals = 0  # connections that the leader refused, in a row
@@ -233,6 +234,7 @@ class RaftNode(Observer):
         self._in_flight.clear()
         self._backoff_ms.clear()
         self._fetching = None
+        self._unwritable = ""
         if role is not Role.LEADER:
             self._leadership = None
             self._changes.lost()
@@ -386,6 +388,12 @@ class RaftNode(Observer):
             return now_ms
         if not self.is_voter and leadership.high_watermark > self.history.newest.offset:
             logger.info("node %d resigns: it is not a voter any more", self.node_id)
+            self.resign()
+            return now_ms
+        if self._unwritable:
+            logger.error(
+                "node %d resigns: its metadata log cannot be written: %s", self.node_id, self._unwritable
+            )
             self.resign()
             return now_ms
         change_ms = self._changes.poll(now_ms)
@@ -722,12 +730,24 @@ class RaftNode(Observer):
             raise KafkaError(errors.NOT_LEADER_OR_FOLLOWER)
         start = self._log.end_offset
         batch = build(start)
-        self._log.append(batch, self._clock.now_ms(), origin="raft", epoch=self.epoch)
+        try:
+            self._log.append(batch, self._clock.now_ms(), origin="raft", epoch=self.epoch)
+        except (KafkaError, OSError) as trouble:
+            self._append_failed(trouble)
+            raise
         self._new_bytes += len(batch)
         self._note_voters(start, batch)
         self._flush()
         self._fetches.answer(lambda parked: True)
         return self._log.end_offset - 1
+
+    def _append_failed(self, trouble: KafkaError | OSError) -> None:
+        """As leader on a full disk: no other node could lead, and the cluster could change nothing, until
+        there is room. So resign, in the next turn, if there is another voter."""
+        is_disk = isinstance(trouble, OSError) or trouble.code == errors.KAFKA_STORAGE_ERROR
+        if is_disk and self._others:
+            self._unwritable = str(trouble)
+            self._wake()
 
     def append_control(self, records: list[Any]) -> int:
         return self.append(batch_of(records, self.epoch, self._clock.now_ms()))

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from kafkad.log.identity import DirectoryTrouble
 from kafkad.net.channel import Channel, Unreachable
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -104,7 +105,7 @@ class QuorumNode:
             more = more or self.node.image.offset + 1 < self.node.high_watermark
             self.on_change()
         except (UnusableMetadata, KafkaError, OSError) as trouble:
-            self._fatal(trouble)
+            self._unusable(trouble)
             return
         if more:
             self.wake()
@@ -117,6 +118,15 @@ class QuorumNode:
             if self._loop.time() >= ends:
                 return True
         return False
+
+    def _unusable(self, trouble: Exception) -> None:
+        """End the node; if the disk is the cause, with a line about it instead of a traceback."""
+        if isinstance(trouble, KafkaError) and trouble.code != errors.KAFKA_STORAGE_ERROR:
+            self._fatal(trouble)
+            return
+        cause = DirectoryTrouble(f"the metadata log cannot be read or written: {trouble}")
+        cause.__cause__ = trouble
+        self._fatal(cause)
 
     # -- requests of other nodes ---------------------------------------------------------------------------
 
@@ -131,7 +141,7 @@ class QuorumNode:
         try:
             self.node.handle(request, reply)
         except (UnusableMetadata, OSError) as trouble:
-            self._fatal(trouble)
+            self._unusable(trouble)
             raise KafkaError(errors.KAFKA_STORAGE_ERROR) from trouble
         self.wake()
         return await answer
@@ -172,7 +182,7 @@ class QuorumNode:
         try:
             self.node.response(token, response, refused=refused)
         except (UnusableMetadata, KafkaError, OSError) as trouble:
-            self._fatal(trouble)
+            self._unusable(trouble)
             return
         self.wake()
 

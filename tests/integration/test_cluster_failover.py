@@ -1,8 +1,14 @@
-"""Who dies is noticed, long before any session ends: it lasts a minute here, and everything else less."""
+"""Who dies is noticed, long before any session ends: it lasts a minute here, and everything else less.
+
+A controller whose disk is full gives way to another."""
+
+import contextlib
 
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from kafkad.protocol import messages
+from kafkad.server.place import NO_DIRECTORY
 from kafkad.testing import Cluster
 from tests.clients import wait_until
 from tests.integration.test_cluster import (
@@ -13,6 +19,8 @@ from tests.integration.test_cluster import (
     make_topic,
     wait_for_isr,
 )
+from tests.small_disk import small_disk
+from tests.wire import Wire
 
 WAIT_S = 30.0
 CONFIG = {"broker.session.timeout.ms": 60_000, "num.partitions": PARTITIONS}
@@ -55,5 +63,49 @@ def test_others_lead_as_soon_as_a_node_is_killed(tmp_path, who):
         assert f"broker {victim} is fenced: its process has died" in log_of(cluster)
         writer.write()
         cluster.start(victim)
+        wait_for_isr(cluster, "t")
+        writer.check(cluster.bootstrap)
+
+
+def error_of_a_new_topic(bootstrap, name):
+    cls = messages.CreateTopicsRequest
+    topic = cls.Topics(name=name, num_partitions=1, replication_factor=2)
+    with Wire(bootstrap, WAIT_S) as wire:
+        (made,) = wire.ask(cls(topics=[topic], timeout_ms=10_000), 7).topics
+    return made.error_code
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_another_controls_when_the_disk_of_the_active_controller_is_full(tmp_path, workers):
+    """Nothing of the cluster could be changed otherwise: no ISR shrunk, no leader elected, no topic made."""
+    config = {**CONFIG, "broker.session.timeout.ms": 3000, "log.segment.bytes": 1 << 20}
+    with (
+        small_disk(tmp_path / "node-1", 24 << 20) as disk,
+        Cluster(config=config, data_dir=tmp_path, workers=workers) as cluster,
+    ):
+        make_topic(cluster.bootstrap, "t")
+        wait_for_isr(cluster, "t")
+        while (active := active_controller(controller_ports(cluster))) != 1:
+            cluster.stop(active)
+            cluster.start(active)
+        writer = Writer(cluster.bootstrap, "t")
+        writer.write()
+        with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as ballast:
+            while ballast.write(bytes(4096)):
+                pass
+
+        bootstrap = cluster.nodes[2].bootstrap
+        made = iter(range(100))
+        node = cluster.nodes[1]
+        wait_until(
+            lambda: error_of_a_new_topic(bootstrap, f"n{next(made)}") >= 0 and not node.running, WAIT_S
+        )
+        assert node.process.returncode == NO_DIRECTORY  # its log is on the full disk, too
+        wait_until(lambda: error_of_a_new_topic(bootstrap, f"n{next(made)}") == 0, WAIT_S)
+        wait_until(lambda: 1 not in leaders(bootstrap, "t"), WAIT_S)
+        writer.write()
+
+        (disk / "ballast").unlink()
+        cluster.start(1)
         wait_for_isr(cluster, "t")
         writer.check(cluster.bootstrap)

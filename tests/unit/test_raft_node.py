@@ -4,6 +4,7 @@ on the disk. (What happens among nodes: tests/sim.)"""
 import pytest
 
 from kafkad.protocol import errors, messages
+from kafkad.protocol.errors import KafkaError
 from kafkad.raft import quorum_messages as wire
 from kafkad.raft.election_state import ElectionState
 from kafkad.raft.elections import Role
@@ -207,6 +208,59 @@ def test_a_disk_that_cannot_flush_ends_it_all(led):
     led.run(10_000)
     (other,) = led.leaders
     assert other != leader
+
+
+@pytest.mark.parametrize(
+    "trouble", [OSError(2, "No such file"), KafkaError(errors.KAFKA_STORAGE_ERROR, "no space left")]
+)
+def test_a_leader_whose_disk_is_full_lets_another_lead(led, trouble, monkeypatch):
+    (leader,) = led.leaders
+    node = led.nodes[leader]
+
+    def full(*_, **__):
+        raise trouble
+
+    monkeypatch.setattr(node._log, "append", full)
+    end = node._log.end_offset
+    with pytest.raises(type(trouble)):
+        node.append(bytearray)
+    assert node._log.end_offset == end
+    monkeypatch.undo()
+    led.run(10_000)
+    (other,) = led.leaders
+    assert other != leader and node.role is Role.FOLLOWER
+    led.append(other)
+
+
+def test_a_leader_goes_on_whose_batch_is_refused(led, monkeypatch):
+    (leader,) = led.leaders
+
+    def refuses(*_, **__):
+        raise KafkaError(errors.MESSAGE_TOO_LARGE)
+
+    monkeypatch.setattr(led.nodes[leader]._log, "append", refuses)
+    with pytest.raises(KafkaError):
+        led.nodes[leader].append(bytearray)
+    monkeypatch.undo()
+    led.run(10_000)
+    assert led.leaders == [leader]
+
+
+def test_the_only_voter_leads_on_when_its_disk_has_room_again(monkeypatch):
+    alone = Quorum(1, 1)
+    alone.run(10_000)
+    (leader,) = alone.leaders
+
+    def full(*_, **__):
+        raise KafkaError(errors.KAFKA_STORAGE_ERROR)
+
+    monkeypatch.setattr(alone.nodes[leader]._log, "append", full)
+    with pytest.raises(KafkaError):
+        alone.nodes[leader].append(bytearray)
+    monkeypatch.undo()
+    alone.run(10_000)
+    assert alone.leaders == [leader] and alone.nodes[leader].epoch == 1
+    alone.append(leader)
 
 
 def test_a_node_that_waits_for_its_quorum_says_so_seldom(world, caplog):

@@ -626,7 +626,7 @@ class MemberWorker(Worker):
 
     async def _move(self, moving: list[Key]) -> None:
         """Hold the Produces of these partitions in all workers."""
-        others = [] if self.place is None else [self._departure.hand_over(moving)]
+        others = [] if self.context is None else [self._departure.hand_over(moving)]
         await asyncio.gather(self._hand_over(moving), *others)
 
     async def _handed_over(self) -> None:

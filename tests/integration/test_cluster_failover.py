@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kafkad.protocol import messages
-from kafkad.server.place import NO_DIRECTORY
+from kafkad.server.worker_context import NO_DIRECTORY
 from kafkad.testing import Cluster
 from tests.clients import wait_until
 from tests.integration.test_cluster import (

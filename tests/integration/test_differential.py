@@ -123,6 +123,16 @@ MEANT: dict[str, Callable[[Request, str, Any, Any], bool]] = {
         (request.key == 16 and isinstance(ours, list) and all(group in ours for group in theirs))
         or (request.key == 15 and (path, theirs) in DEAD)
     ),
+    "OffsetCommit: a commit that stores nothing makes no group": lambda request, path, ours, theirs: (
+        request.key == 16
+        and path == "groups"
+        and all(each in theirs for each in ours)
+        and all(
+            each["group_state"] == "Empty" and each["protocol_type"] == ""
+            for each in theirs
+            if each not in ours
+        )
+    ),
     "JoinGroup: a protocol without a name": lambda request, path, ours, theirs: (
         request.key == 11 and path == "protocol_name" and (ours, theirs) == ("", None)
     ),

@@ -569,7 +569,7 @@ class TestRefusedRecords:
         def delivered(error, message):
             outcomes[None if error is None else error.code()] += 1
 
-        one = {"batch.size": 1} if alone else {"linger.ms": 500}
+        one = {"batch.size": 1} if alone else {"linger.ms": 10_000}  # flush() ends it
         with_errors = producer(broker, **{"compression.type": codec, **one})
         for n in range(100):
             text = b"test message #%d" % n

@@ -61,8 +61,9 @@ class Served:
 
 @pytest.fixture(scope="module")
 def provider(tmp_path_factory):
-    with Provider(make_stores(tmp_path_factory.mktemp("stores")) / "server.pem") as provider:
-        provider.stores = next(iter(tmp_path_factory.getbasetemp().glob("stores*")))
+    stores = make_stores(tmp_path_factory.mktemp("stores"))
+    with Provider(stores / "server.pem") as provider:
+        provider.stores = stores
         yield provider
 
 

@@ -54,7 +54,7 @@ DEFAULTS = {
     "controller.quorum.election.timeout.ms": 1000,
     "leader.imbalance.check.interval.seconds": 300,
     "replica.lag.time.max.ms": 30000,
-    "kafkad.preferred.leader.delay.ms": 1000,  # Kafka ignores it
+    "kafkad.preferred.leader.delay.ms": 11_000,  # above reconnect.backoff.max.ms; Kafka ignores it
 }
 QUIET: dict[str, Any] = {"log_level": 0, "error_cb": lambda error: None}
 EVENTS = ("SIGTERM", "SIGTERM, leads the quorum", "kill -9", "kill -9, leads the quorum")

@@ -6,7 +6,8 @@ after its retry.backoff.ms. Here the leader itself gives them back, before that:
 
     look      every LOOK_S, if the metadata has changed or something waits: which partitions are led here
               although their preferred replica is in sync and its broker active
-    wait      until a partition has been in this state for kafkad.preferred.leader.delay.ms
+    wait      until a partition has been in this state for kafkad.preferred.leader.delay.ms: by then clients
+              have connected to that broker again (librdkafka waits up to 10 s before it does)
     move      hold the Produces of up to AT_ONCE partitions (server/produce_handover), then ask the controller
               for a preferred election of them (ElectLeaders), and pause for PAUSE_S
 

@@ -81,10 +81,11 @@ class Departure:
     """The first part of a stop: all workers serve until the controllers have released worker 0, or it is
     gone. And what is like it: some leaders move, but this broker stays.
 
-    `hand_over(moving)` holds a worker's Produces of these partitions; None: of all."""
+    `hand_over(moving)` holds a worker's Produces of these partitions (None: of all) and returns whether
+    their logs are drained."""
 
     def __init__(
-        self, peers: Peers | None, hand_over: Callable[[list[tuple[str, int]] | None], Awaitable[None]]
+        self, peers: Peers | None, hand_over: Callable[[list[tuple[str, int]] | None], Awaitable[bool]]
     ) -> None:
         assert peers is not None
         self._peers = peers
@@ -92,20 +93,21 @@ class Departure:
 
         async def begin(moving: bytes) -> bytes:
             pairs = (line.rpartition(" ") for line in moving.decode().splitlines())
-            await hand_over([(topic, int(index)) for topic, _, index in pairs] or None)
-            return b""
+            drained = await hand_over([(topic, int(index)) for topic, _, index in pairs] or None)
+            return b"drained" if drained else b""
 
         peers.handle(HAND_OVER, lambda _, moving: asyncio.ensure_future(begin(moving)))
         peers.handle(DEPARTED, lambda _, __: self._over.set())
         peers.on_down(lambda k: self._over.set() if k == LEADER and self._waits else None)
         self._waits = False
 
-    async def hand_over(self, moving: Iterable[tuple[str, int]] = ()) -> None:
-        """Called by worker 0: let the others hold Produces of `moving`, or of all partitions if it is empty,
-        and wait until their logs are drained."""
+    async def hand_over(self, moving: Iterable[tuple[str, int]] = ()) -> bool:
+        """Called by worker 0: let the others hold Produces of `moving`, or of all partitions if it is empty.
+        Return whether their logs are drained, in HAND_OVER_S."""
         lines = "".join(f"{topic} {index}\n" for topic, index in moving).encode()
         asked = [self._peers.call(k, HAND_OVER, lines, HAND_OVER_S) for k in self._peers.up]
-        await asyncio.gather(*asked, return_exceptions=True)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return all(answer == b"drained" for answer in answers)
 
     def tell(self) -> None:
         """Called by worker 0."""

@@ -607,10 +607,11 @@ class MemberWorker(Worker):
         self.loop.run_until_complete(self._handed_over())
         super().hang_up()
 
-    async def _hand_over(self, moving: list[Key] | None = None) -> None:
-        """Hold the Produces of this worker for the new leaders, of `moving` or of all partitions."""
+    async def _hand_over(self, moving: list[Key] | None = None) -> bool:
+        """Hold the Produces of this worker for the new leaders, of `moving` or of all partitions. Return
+        whether their logs are drained."""
         if not hasattr(self, "reactor"):
-            return
+            return False
         if self._handover is None:
             self._handover = ProduceHandover(
                 self.config.node_id,
@@ -622,12 +623,12 @@ class MemberWorker(Worker):
             )
             self._started("handover", self._handover.close)
         logs = self.partitions if moving is None else filter(None, starmap(self.partitions.find, moving))
-        await self._handover.begin(logs, moving)
+        return await self._handover.begin(logs, moving)
 
-    async def _move(self, moving: list[Key]) -> None:
-        """Hold the Produces of these partitions in all workers."""
+    async def _move(self, moving: list[Key]) -> bool:
+        """Hold the Produces of these partitions in all workers. Return whether their logs are drained."""
         others = [] if self.context is None else [self._departure.hand_over(moving)]
-        await asyncio.gather(self._hand_over(moving), *others)
+        return all(await asyncio.gather(self._hand_over(moving), *others))
 
     async def _handed_over(self) -> None:
         if self._handover is not None:

@@ -11,8 +11,9 @@ after its retry.backoff.ms. Here the leader itself gives them back, before that:
     move      hold the Produces of up to AT_ONCE partitions (server/produce_handover), then ask the controller
               for a preferred election of them (ElectLeaders), and pause for PAUSE_S
 
-Nothing is held while the controllers do not accept this broker's heartbeats. After an election that failed
-whole the wait is twice as long, up to DELAY_S_MAX. If the controllers do not allow this broker to ask for
+Nothing is held while the controllers do not accept this broker's heartbeats. If the logs are not drained in
+time there is no election, and the held Produces are refused. After that, or an election that failed whole,
+the wait is twice as long, up to DELAY_S_MAX. If the controllers do not allow this broker to ask for
 elections (they want Alter on the cluster), they have to do it themselves. auto.leader.rebalance.enable=false
 turns this off.
 
@@ -52,11 +53,11 @@ class PreferredLeaders:
         *,
         delay_s: float,
         heartbeats: Callable[[], int],
-        hold: Callable[[list[Key]], Awaitable[None]],
+        hold: Callable[[list[Key]], Awaitable[bool]],
         ask: Callable[..., Awaitable[Any]],
     ) -> None:
         """`me`: this broker's id. `heartbeats`: how many the controllers have accepted. `hold`: lets all
-        workers hold Produces; ValueError if they are held already. `ask`: ControllerChannel.ask."""
+        workers hold Produces, and returns whether the logs are drained. `ask`: ControllerChannel.ask."""
         self._me = me
         self._image = image
         self._delay_s = self._shortest_s = delay_s
@@ -119,10 +120,9 @@ class PreferredLeaders:
             cls.TopicPartitions(topic=name, partitions=[index for _, index in keys])
             for name, keys in groupby(sorted(moving), key=itemgetter(0))
         ]
-        try:
-            await self._hold(moving)
-        except ValueError:
-            return False  # this broker leaves
+        if not await self._hold(moving):  # a later batch must not overtake one that may be lost
+            self._later("the logs are not drained")
+            return True
         try:
             request = cls(election_type=PREFERRED, topic_partitions=topics, timeout_ms=int(ASK_S * 1000))
             answer = await self._ask(request, timeout_s=ASK_S)

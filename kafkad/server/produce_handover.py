@@ -103,11 +103,12 @@ class ProduceHandover:
         self._ends_at = 0.0  # of the current hold; afterwards it is in the past
         self._leaves = False
 
-    async def begin(self, logs: Iterable[Log], moving: Collection[Key] | None = None) -> None:
-        """Hold Produces of `moving`, for good of all; return when those of `logs` that are led here are
-        drained. ValueError if others are moving, or this broker leaves."""
+    async def begin(self, logs: Iterable[Log], moving: Collection[Key] | None = None) -> bool:
+        """Hold the Produces of `moving`; None: of all partitions, for good. Return whether those of `logs`
+        that are led here are drained, in DRAIN_S. False, and nothing is held, if others are moving or this
+        broker leaves."""
         if self._leaves or (moving is not None and self._ends_at > self._loop.time()):
-            raise ValueError("Produces are handed over already")
+            return False
         self._leaves = moving is None
         self._ends_at = self._loop.time() + (HOLD_S if self._leaves else HOLD_SOME_S)
         self._offer(self._take, moving)
@@ -115,7 +116,7 @@ class ProduceHandover:
         for broker in self._image().brokers.values():
             if broker.broker_id != self._me and not broker.fenced:
                 self._start(self._meet(broker.broker_id))
-        await self._until(
+        return await self._until(
             [log for log in logs if log.native.role == LEADER],
             lambda log: log.high_watermark >= log.end_offset or log.native.role != LEADER,
             self._loop.time() + DRAIN_S,
@@ -141,14 +142,15 @@ class ProduceHandover:
             self._ends_at = self._loop.time()
             self._offer(None, None)
 
-    async def _until(self, items: list[Any], is_over: Callable[[Any], bool], ends_at: float) -> None:
-        """Wait until `is_over` each of `items`, which it takes, or until `ends_at`."""
+    async def _until(self, items: list[Any], is_over: Callable[[Any], bool], ends_at: float) -> bool:
+        """Wait until `is_over` each of `items`, which it takes, or until `ends_at`. Tell whether all are."""
         while items and self._loop.time() < ends_at:
             for _ in range(AT_ONCE):
                 if not items or not is_over(items[-1]):
                     break
                 items.pop()
             await asyncio.sleep(LOOK_S if items and not is_over(items[-1]) else 0)
+        return not items
 
     def _has_moved(self, led: Key) -> bool:
         topic = self._image().topics.get(led[0])

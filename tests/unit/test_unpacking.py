@@ -85,9 +85,10 @@ def settled(world):
 def test_small_batches_stay_on_the_loop(world, codec):
     log = world.log("t")
     client = world.connect()
-    for offset in range(3):
+    for offset in range(20):
         assert client.produce("t", small(codec)).base_offset == offset
-    assert jobs(world) == (0, 0) and log.end_offset == 3
+    assert jobs(world)[0] < 5  # none, unless the loop loses its core for 4 ms in the middle of one
+    assert log.end_offset == 20
 
 
 @pytest.mark.parametrize("codec", [1, 2, 3, 4])
@@ -152,9 +153,13 @@ def test_one_clients_bombs_delay_another_ones_batch_by_a_slice(world):
     for index in range(10):
         world.log("t", index)
     attacker, other = world.connect(), world.connect()
+    world.reactor.hold_unpacking(True)
     attacker.send_request(produce("t", dict.fromkeys(range(9), BOMB)), 9)
     world.poll_until(lambda: jobs(world)[1] == 9)
-    assert other.produce("t", large(), index=9).error_code == 0
+    other.send_produce("t", large(), index=9)
+    world.poll_until(lambda: jobs(world)[1] == 10)
+    world.reactor.hold_unpacking(False)
+    assert codes(other.receive(messages.ProduceResponse, 9)) == [errors.NONE]
     assert jobs(world)[1] >= 7  # the first ones may have ended meanwhile
     attacker.socket.close()
     settled(world)
@@ -193,11 +198,13 @@ def test_what_holds_nothing_costs_little(world, data):
 def test_a_connections_batches_keep_their_order_and_others_go_on(world):
     log = world.log("t", max_message_bytes=8 << 20)
     first, other = world.connect(), world.connect()
+    world.reactor.hold_unpacking(True)
     first.send_produce("t", slow())
     first.send_produce("t", small(value=b"behind"))
     first.send_request(messages.ApiVersionsRequest(), 0)
     world.poll_until(lambda: jobs(world)[1] == 1)
     assert other.produce("t", small(value=b"other")).base_offset == 0
+    world.reactor.hold_unpacking(False)
     answers = [first.receive(messages.ProduceResponse, 9) for _ in range(2)]
     assert [answer.responses[0].partition_responses[0].base_offset for answer in answers] == [1, 301]
     first.receive_frame()  # ApiVersions, last
@@ -208,11 +215,13 @@ def test_sequences_are_checked_when_it_is_appended(world):
     log = world.log("t", max_message_bytes=8 << 20)
     first, other = world.connect(), world.connect()
     ids = {"producer_id": 7, "producer_epoch": 0}
+    world.reactor.hold_unpacking(True)
     first.send_produce("t", slow(base_sequence=0, **ids))
     first.send_produce("t", small(base_sequence=300, **ids))
     world.poll_until(lambda: jobs(world)[1] == 1)
     newer = other.produce("t", small(producer_id=7, producer_epoch=1, base_sequence=0))
     assert newer.error_code == 0
+    world.reactor.hold_unpacking(False)
     answers = [first.receive(messages.ProduceResponse, 9) for _ in range(2)]
     assert [codes(answer) for answer in answers] == [[errors.INVALID_PRODUCER_EPOCH]] * 2
     assert log.end_offset == 1
@@ -234,9 +243,11 @@ def test_acks_0_is_appended_in_order(world):
 def test_a_topic_that_is_deleted_meanwhile(world):
     world.log("t", max_message_bytes=8 << 20)
     client = world.connect()
+    world.reactor.hold_unpacking(True)
     client.send_produce("t", slow())
     world.poll_until(lambda: jobs(world)[1] == 1)
     world.table.remove("t", 0)
+    world.reactor.hold_unpacking(False)
     answer = client.receive(messages.ProduceResponse, 9)
     assert codes(answer) == [errors.UNKNOWN_TOPIC_OR_PARTITION]
 
@@ -261,9 +272,11 @@ def test_a_topic_that_is_deleted_and_made_again_meanwhile(world):
 def test_a_partition_that_is_led_no_longer(world):
     log = world.log("t", max_message_bytes=8 << 20)
     client = world.connect()
+    world.reactor.hold_unpacking(True)
     client.send_produce("t", slow())
     world.poll_until(lambda: jobs(world)[1] == 1)
     log.resign()
+    world.reactor.hold_unpacking(False)
     answer = client.receive(messages.ProduceResponse, 9)
     assert codes(answer) == [errors.NOT_LEADER_OR_FOLLOWER]
     assert log.end_offset == 0
@@ -272,12 +285,14 @@ def test_a_partition_that_is_led_no_longer(world):
 def test_a_connection_that_is_closed_meanwhile_gives_all_back(world):
     log = world.log("t")
     client = world.connect()
+    world.reactor.hold_unpacking(True)
     client.send_produce("t", BOMB)
     client.send_produce("t", BOMB)
     world.poll_until(lambda: jobs(world)[1] == 1)
     assert world.reactor.stats()["buffered_bytes"] > 0
     client.socket.setsockopt(1, 13, struct.pack("ii", 1, 0))  # SO_LINGER: a reset
     client.socket.close()
+    world.reactor.hold_unpacking(False)
     settled(world)
     world.poll()
     assert world.reactor.stats()["buffered_bytes"] == 0
@@ -340,9 +355,11 @@ def test_an_ending_connection_closes_when_its_last_batch_is_refused(world):
     """Before: 5 s later, when its answers were given up."""
     world.log("t")
     client = world.connect()
+    world.reactor.hold_unpacking(True)
     client.send_produce("t", BOMB, acks=0)
     world.poll_until(lambda: jobs(world)[1] == 1)
     client.send(b"\xff\xff\xff\xff")  # no size: it is read no more
+    world.reactor.hold_unpacking(False)
     settled(world)
     began = time.monotonic()
     client.wait_closed()
@@ -569,22 +586,17 @@ def test_a_cancelled_job_is_delivered_and_not_done(unpacker):
 def test_an_owner_unpacks_beside_its_loop_and_keeps_the_order(workers):
     workers.partition("t", 0, 1, own="own_log")
     first, other = workers.connect(0), workers.connect(0)
+    workers.ask(1, "hold_unpacking", True)
     first.send_produce("t", large(count=300))
     first.send_produce("t", small(value=b"behind"))
     first.send_produce("t", large(count=2))
     first.send_produce("t", small(value=b"last"))
     workers.ask_until(1, "stats", want=lambda stats: stats["unpack_jobs"] >= 1)
-    other_offset = other.produce("t", small(value=b"other")).base_offset
-    offsets = [
-        first.receive(messages.ProduceResponse, 9).responses[0].partition_responses[0].base_offset
-        for _ in range(4)
-    ]
-    assert [offset - offsets[0] - (offset > other_offset > offsets[0]) for offset in offsets] == [
-        0,
-        300,
-        301,
-        303,
-    ]
+    assert other.produce("t", small(value=b"other")).base_offset == 0
+    workers.ask(1, "hold_unpacking", False)
+    answers = [first.receive(messages.ProduceResponse, 9) for _ in range(4)]
+    offsets = [answer.responses[0].partition_responses[0].base_offset for answer in answers]
+    assert offsets == [1, 301, 302, 304]
     assert workers.ask(1, "end_offset", "t", 0) == 305
     for worker in (0, 1):
         workers.ask_until(worker, "stats", want=lambda stats: stats["buffered_bytes"] == 0)
@@ -593,37 +605,37 @@ def test_an_owner_unpacks_beside_its_loop_and_keeps_the_order(workers):
 def test_others_on_the_same_worker_go_on_while_an_owner_unpacks(workers):
     workers.partition("t", 0, 1, own="own_log")
     first, other = workers.connect(0), workers.connect(0)
+    workers.ask(1, "hold_unpacking", True)
     first.send_produce("t", BOMB)
     workers.ask_until(1, "stats", want=lambda stats: stats["unpacking"] == 1)
     for offset in range(3):
         assert other.produce("t", small()).base_offset == offset
     assert not first.has_answer()
+    workers.ask(1, "hold_unpacking", False)
     assert codes(first.receive(messages.ProduceResponse, 9)) == [errors.INVALID_RECORD]
 
 
 def test_the_senders_death_drops_what_it_forwarded(workers):
-    last = 15
-    for index in range(last + 1):
-        workers.partition("t", index, 1, own="own_log")
+    workers.partition("t", 0, 1, own="own_log")
     client = workers.connect(0)
-    client.send_request(produce("t", dict.fromkeys(range(last + 1), large(count=2000))), 9)
-    client.send_produce("t", small(), index=last)
-    workers.ask_until(1, "stats", want=lambda stats: stats["appended"] == last + 2)  # with the small one
-    assert workers.ask(1, "stats")["unpacking"] > 3  # the last one is not begun
-    workers.stop(1)  # nor will it be, however slowly the sender dies
+    workers.ask(1, "hold_unpacking", True)
+    client.send_produce("t", large())
+    client.send_produce("t", small())
+    workers.ask_until(1, "stats", want=lambda stats: stats["appended"] == 2)
     workers.kill(0)
     workers.start(0)
-    workers.go(1)
     workers.ask(1, "peer_lost", 0)
+    workers.ask(1, "hold_unpacking", False)
     workers.ask_until(1, "stats", want=lambda stats: stats["unpacking"] == 0)
-    assert workers.ask(1, "end_offset", "t", last) == 0
-    assert workers.connect(1).produce("t", small(), index=last).base_offset == 0
+    assert workers.ask(1, "end_offset", "t", 0) == 0
+    assert workers.connect(1).produce("t", small()).base_offset == 0
     workers.ask_until(1, "stats", want=lambda stats: stats["buffered_bytes"] == 0)
 
 
 def test_the_owners_death_answers_who_waits(workers):
     workers.partition("t", 0, 1, own="own_log")
     client = workers.connect(0)
+    workers.ask(1, "hold_unpacking", True)
     client.send_produce("t", BOMB)
     workers.ask_until(1, "stats", want=lambda stats: stats["unpacking"] == 1)
     workers.kill(1)

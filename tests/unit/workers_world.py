@@ -119,6 +119,9 @@ class Worker(World):
     def close_to_clients(self, topic, index):
         self.table.get(topic, index).close_to_clients()
 
+    def hold_unpacking(self, held):
+        self.reactor.hold_unpacking(held)
+
     def peer_lost(self, peer):
         self.reactor.peer_lost(peer)
 

@@ -395,6 +395,10 @@ cdef class Reactor(Rounds):
         """For tests: if `held`, start no cold read until this is called with False."""
         cold_hold(&self.core.cold, held)
 
+    def hold_unpacking(self, bint held):
+        """For tests: see Unpacker.hold."""
+        self.unpacker.hold(held)
+
     def peer_lost(self, int peer):
         """A worker has died: give up what it has not taken, which fails. No effect if it has restarted by now: its new
         life is noticed separately."""

@@ -23,6 +23,7 @@ cdef class Unpacker:
     cdef int resting
     cdef int64_t held
     cdef bint closed
+    cdef bint on_hold                   # for tests
     cdef readonly int64_t jobs          # ever submitted
     cdef readonly int64_t waiting       # of these, not delivered yet
     cdef void _wake(self) noexcept

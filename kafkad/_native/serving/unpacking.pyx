@@ -178,6 +178,12 @@ cdef class Unpacker:
                 self._wake()
                 return
 
+    def hold(self, bint held) -> None:
+        """For tests: if `held`, no thread starts a slice until this is called with False."""
+        with self.condition:
+            self.on_hold = held
+            self.condition.notify_all()
+
     def _work(self) -> None:
         while self._turn(True):
             pass
@@ -192,7 +198,7 @@ cdef class Unpacker:
         cdef bint ended
         with self.condition:
             while not self.closed:
-                job = self._next()
+                job = None if self.on_hold else self._next()
                 if job is not None:
                     break
                 if not may_rest:

@@ -13,10 +13,13 @@ when that is killed.
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import ctypes
 import fcntl
 import functools
+import itertools
+import os
+import random
 import shutil
 import signal
 import socket
@@ -99,18 +102,22 @@ def die_with_parent() -> None:
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-_given: collections.deque[int] = collections.deque(maxlen=200)
+# Below the ports that the system gives out by itself, to a connection or to a broker on port 0. Each process
+# of pytest-xdist has a part of them.
+PORTS, PARTS = range(10_000, 32_000), 20
+_tried = itertools.count(random.randrange(len(PORTS) // PARTS))
 
 
 def free_port() -> int:
-    """A port that nobody uses, and that was not given to somebody who may be about to."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        if port not in _given:
-            _given.append(port)
+    """A port that nobody uses, and that is not soon given to somebody else."""
+    part = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % PARTS
+    for _ in range(len(PORTS) // PARTS):
+        port = PORTS[part + PARTS * (next(_tried) % (len(PORTS) // PARTS))]
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as all that will listen there
+            probe.bind(("127.0.0.1", port))
             return port
+    raise AssertionError(f"no port of {PORTS} is free")
 
 
 def random_uuid() -> str:

@@ -5,6 +5,7 @@ leaves the files as they are. Here they are put into the directory of a stopped 
 
 import contextlib
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from kafka.admin import KafkaAdminClient, NewTopic
 from kafkad.protocol import messages
 from kafkad.protocol.legacy_records import read_entries
 from kafkad.testing import Broker
+from tests.clients import wait_until
 from tests.jvm import (
     FAST_JVM,
     QUIET,
@@ -57,6 +59,16 @@ def java_process(directory: Path, name: str, *arguments: str) -> subprocess.Pope
         )
 
 
+def serves(port: int) -> bool:
+    """Whether ZooKeeper does; a connection that comes while it starts may stay without an answer for ever."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), 1) as asked:
+            asked.sendall(b"srvr")
+            return asked.recv(100).startswith(b"Zookeeper version")
+    except OSError:
+        return False
+
+
 def value_of(number: int) -> bytes:
     return b"%d" % number * (1 + number % 40)
 
@@ -82,6 +94,7 @@ def segments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         )
         stack.callback(zookeeper.wait)
         stack.callback(zookeeper.kill)
+        wait_until(lambda: serves(zookeeper_port), 90)
         kafka = java_process(directory, "kafka", "kafka.Kafka", str(properties))
         stack.callback(kafka.wait)
         stack.callback(kafka.kill)

@@ -6,7 +6,6 @@ import os
 import random
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import pytest
 from kafkad.protocol import messages
 from kafkad.testing import Broker
 from tests.clients import python_path
+from tests.jvm import free_port
 from tests.wire import Wire, batch, create_topic, high_watermark, produce_request
 
 pytestmark = pytest.mark.workers(2)
@@ -377,12 +377,6 @@ def drain(fd):
         if not part:
             return parts
         parts += part
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def wait_for_port(port):

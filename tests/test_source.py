@@ -65,6 +65,8 @@ ONLY = {
 ALSO = {
     "client": (
         "kafkad.net.https",
+        "kafkad.security.client_kerberos",
+        "kafkad.security.client_oauth",
         "kafkad.security.client_sasl",
         "kafkad.security.client_tls",
         "kafkad.security.jaas",

@@ -3,13 +3,12 @@
     security.protocol   PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL
     sasl.mechanism      PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER, GSSAPI
 
-client/kerberos.py is about GSSAPI. client/oauth.py gets the token of OAUTHBEARER. For the other mechanisms,
-user and password come from `sasl.jaas.config` as in the Java client, or from `sasl.username` and
-`sasl.password` as in librdkafka. With
-`tokenauth=true` in sasl.jaas.config they are the id and the HMAC of a delegation token (KIP-48). The options
-of TLS are in security/client_tls.py. AWS_MSK_IAM is refused.
+User and password come from `sasl.jaas.config` as in the Java client, or from `sasl.username` and
+`sasl.password` as in librdkafka. With `tokenauth=true` in sasl.jaas.config they are the id and the HMAC of a
+delegation token (KIP-48). AWS_MSK_IAM is refused.
 
-What is said is in security/client_sasl. Source: KIP-651."""
+In security/: client_kerberos has the ticket of GSSAPI, client_oauth the token of OAUTHBEARER, client_tls the
+options of TLS, client_sasl what is said. Source: KIP-651."""
 
 import socket
 from collections.abc import Mapping
@@ -28,8 +27,8 @@ from kafkad.security.client_sasl import (
 if TYPE_CHECKING:
     import ssl
 
-    from kafkad.client.kerberos import Tickets
-    from kafkad.client.oauth import Tokens
+    from kafkad.security.client_kerberos import Tickets
+    from kafkad.security.client_oauth import Tokens
 
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 OAUTHBEARER: Final = "OAUTHBEARER"
@@ -78,11 +77,11 @@ class Security:
             if mechanism not in MECHANISMS:
                 raise ValueError(f"sasl.mechanism {mechanism} is not supported: {', '.join(MECHANISMS)} are")
             if mechanism == OAUTHBEARER:
-                from kafkad.client.oauth import tokens_of
+                from kafkad.security.client_oauth import tokens_of
 
                 tokens = tokens_of(options)
             elif mechanism == GSSAPI:
-                from kafkad.client.kerberos import tickets_of
+                from kafkad.security.client_kerberos import tickets_of
 
                 tickets = tickets_of(options)
             else:
@@ -122,7 +121,7 @@ class Security:
         if self.tickets is not None:
             return _by_ticket(self.tickets, host)
         if self.tokens is not None:
-            from kafkad.client.oauth import NoToken, oauth_conversation
+            from kafkad.security.client_oauth import NoToken, oauth_conversation
 
             try:
                 return oauth_conversation(self.tokens.get(), self.tokens.extensions)
@@ -134,7 +133,7 @@ class Security:
 
 
 def _by_ticket(tickets: "Tickets", host: str) -> Conversation:
-    from kafkad.client.kerberos import NoTicket, gssapi_conversation
+    from kafkad.security.client_kerberos import NoTicket, gssapi_conversation
 
     try:
         yield from gssapi_conversation(tickets, host)

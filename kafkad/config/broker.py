@@ -29,7 +29,7 @@ from kafkad.config.broker_keys import (
     SYNONYMS,
 )
 from kafkad.config.definition import HIDDEN, PASSWORD, ConfigError, Key, Value, to_string
-from kafkad.config.effects import PER_LISTENER
+from kafkad.config.effects import PER_LISTENER, TOKEN_KEYS
 from kafkad.config.group import GROUP_KEYS
 from kafkad.config.listeners import (
     Endpoint,
@@ -54,6 +54,7 @@ MECHANISM_KEYS: Final = (
     "sasl.login.class",
     "sasl.server.callback.handler.class",
     "connections.max.reauth.ms",
+    *TOKEN_KEYS,
     *(key for key in sorted(PER_LISTENER) if key.startswith("sasl.oauthbearer.")),
 )
 

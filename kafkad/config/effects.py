@@ -81,6 +81,17 @@ RELOADED: Final = frozenset(
 )
 # acted on for one mechanism of one listener, and refused for any other
 OAUTH_HANDLER: Final = ".oauthbearer.sasl.server.callback.handler.class"
+# how a node of a cluster gets its token for OAUTHBEARER; also per listener, and per listener and mechanism
+TOKEN_KEYS: Final = (
+    "sasl.login.connect.timeout.ms",
+    "sasl.login.read.timeout.ms",
+    "sasl.login.retry.backoff.max.ms",
+    "sasl.login.retry.backoff.ms",
+    "sasl.oauthbearer.client.credentials.client.id",
+    "sasl.oauthbearer.client.credentials.client.secret",
+    "sasl.oauthbearer.scope",
+    "sasl.oauthbearer.token.endpoint.url",
+)
 OF: Final[dict[str, Treatment]] = {}  # by key
 OF_A_CLUSTER: Final[set[str]] = set()  # keys whose row is about a broker that is alone
 
@@ -128,10 +139,15 @@ _refused(
     allowed=("org.apache.kafka.common.security.oauthbearer.BrokerJwtValidator",),
 )
 _refused(
-    "kafkad cannot load Java classes, and a broker logs in nowhere",
-    "remove the key",
+    "kafkad cannot load Java classes",
+    "use org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler, or remove the key",
     "sasl.login.callback.handler.class",
-    allowed=("org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler",),
+    allowed=(
+        "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler",
+        "org.apache.kafka.common.security.oauthbearer.secured.OAuthBearerLoginCallbackHandler",
+        "org.apache.kafka.common.security.oauthbearer.internals.unsecured."
+        "OAuthBearerUnsecuredLoginCallbackHandler",
+    ),
 )
 _refused(
     "kafkad cannot load Java classes, and reads it for OAUTHBEARER of one listener",
@@ -157,30 +173,31 @@ _ignored(
 )
 _ignored_alone(
     "a broker that is alone logs in nowhere",
-    "sasl.mechanism.controller.protocol sasl.mechanism.inter.broker.protocol",
+    " ".join(("sasl.mechanism.controller.protocol sasl.mechanism.inter.broker.protocol", *TOKEN_KEYS)),
 )
 _ignored(
-    "a broker has its Kerberos key from a keytab, and no ticket to renew",
+    "a node has its Kerberos key from a keytab, and gets a ticket by it when it needs one",
     """
     sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin sasl.kerberos.ticket.renew.jitter
     sasl.kerberos.ticket.renew.window.factor
     """,
 )
 _ignored(
-    "a broker logs in nowhere",
+    "a node gets its next token when 80% of the lifetime of the last one are over",
     """
-    sasl.login.connect.timeout.ms sasl.login.read.timeout.ms
     sasl.login.refresh.buffer.seconds sasl.login.refresh.min.period.seconds
-    sasl.login.refresh.window.factor sasl.login.refresh.window.jitter sasl.login.retry.backoff.max.ms
-    sasl.login.retry.backoff.ms
+    sasl.login.refresh.window.factor sasl.login.refresh.window.jitter
+    """,
+)
+_ignored(
+    "a node gets its token for a client id and a secret, or from a file",
+    """
     sasl.oauthbearer.assertion.algorithm sasl.oauthbearer.assertion.claim.aud
     sasl.oauthbearer.assertion.claim.exp.seconds sasl.oauthbearer.assertion.claim.iss
     sasl.oauthbearer.assertion.claim.jti.include sasl.oauthbearer.assertion.claim.nbf.seconds
     sasl.oauthbearer.assertion.claim.sub sasl.oauthbearer.assertion.file
     sasl.oauthbearer.assertion.private.key.file sasl.oauthbearer.assertion.private.key.passphrase
-    sasl.oauthbearer.assertion.template.file sasl.oauthbearer.client.credentials.client.id
-    sasl.oauthbearer.client.credentials.client.secret sasl.oauthbearer.scope
-    sasl.oauthbearer.token.endpoint.url
+    sasl.oauthbearer.assertion.template.file
     """,
 )
 _ignored(

@@ -20,6 +20,7 @@ from kafkad.config.effects import (
     OF_A_CLUSTER,
     PER_LISTENER,
     RELOADED,
+    TOKEN_KEYS,
     Effect,
     Treatment,
 )
@@ -67,7 +68,7 @@ def ignored(config: BrokerConfig) -> list[str]:
     return [
         sentence
         for name, text in config.given.items()
-        if name not in acted and (sentence := ignored_message(name, text))
+        if base_key(name) not in acted and (sentence := ignored_message(name, text))
     ]
 
 
@@ -104,7 +105,8 @@ def refuse_changes(changes: Mapping[str, str | None], keys: Mapping[str, Key] | 
     resource; None means a broker. Also raise it for a broker's key that a listener reads only at the start
     (Kafka's DynamicListenerConfig: existing listeners keep their values)."""
     for name, text in changes.items():
-        if keys is None and base_key(name) != name and base_key(name) in PER_LISTENER - RELOADED:
+        base = base_key(name)
+        if keys is None and base != name and base in (PER_LISTENER - RELOADED).union(TOKEN_KEYS):
             reason = "it cannot be updated dynamically for an existing listener; restart the broker"
             raise KafkaError(INVALID_CONFIG, f"Invalid configuration {name}: {reason}")
         if text is not None and (sentence := unserved_message(name, text, keys)):

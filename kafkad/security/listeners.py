@@ -100,16 +100,7 @@ def sasl_listeners(config: Any, endpoints: Iterable[Any] | None = None) -> dict[
 
 def controller_listeners(config: Any) -> dict[str, SaslListener]:
     """Return the SASL listeners for the nodes of a cluster. Raises ConfigError."""
-    found = sasl_listeners(config, config.controller_endpoints)
-    for name, listener in found.items():
-        for refused in {OAUTHBEARER, GSSAPI}.intersection(listener.mechanisms):
-            raise _wrong(
-                ",".join(listener.mechanisms),
-                ENABLED,
-                f"of listener {name}, {refused} is not supported at a controller; set"
-                f" listener.name.{name.lower()}.{ENABLED}",
-            )
-    return found
+    return sasl_listeners(config, config.controller_endpoints)
 
 
 def _listener(config: Any, listener: str) -> SaslListener:

@@ -45,7 +45,7 @@ from kafkad.raft.elections import Timings
 from kafkad.raft.metadata_replica import SnapshotPolicy
 from kafkad.raft.node import RaftNode
 from kafkad.raft.quorum_log import QuorumLog
-from kafkad.security.listeners import controller_listeners
+from kafkad.security.listeners import SignedTokens, controller_listeners
 from kafkad.server.authentication import Authentication, CertificateNames, read_bytes
 from kafkad.server.authorization import FollowedAcls
 from kafkad.server.controller_apis import (
@@ -62,6 +62,7 @@ from kafkad.server.early_fencing import EarlyFencing
 from kafkad.server.event_loop import EventLoop
 from kafkad.server.metadata_snapshots import MetadataSnapshots
 from kafkad.server.node_links import controller_links
+from kafkad.server.oauth_keys import OAuthKeySets
 from kafkad.server.quorum_node import QuorumNode
 from kafkad.server.scheduler import LoopScheduler
 from kafkad.server.tls_listeners import ControllerContext
@@ -99,6 +100,7 @@ class ControllerNode:
         """Raises what server.lifecycle turns into one sentence."""
         try:
             check_formatted(self.config)
+            self._read_listeners()
             self._open_directories()
             sockets = self._bind()
             self._open_quorum()
@@ -107,6 +109,16 @@ class ControllerNode:
         except BaseException:
             self._unwind()
             raise
+
+    def _read_listeners(self) -> None:
+        """Fetch the keys of OAuth providers, before anything is opened. Raises ConfigError."""
+        self.logins = controller_listeners(self.config)
+        self.oauth_keys = OAuthKeySets(self.scheduler, self.clock)
+        self._undo.append(self.oauth_keys.close)
+        for found in self.logins.values():
+            if isinstance(found.tokens, SignedTokens):
+                self.oauth_keys.of(found.tokens.keys)
+        self.oauth_keys.begin(required=True)
 
     def _open_directories(self) -> None:
         try:
@@ -211,9 +223,9 @@ class ControllerNode:
             authorizer=self.acls.authorizer,
         )
         authentication = None
-        if listeners := controller_listeners(config):
+        if self.logins:
             authentication = Authentication(
-                services, self.scheduler, lambda: secrets.token_urlsafe(24), None, listeners
+                services, self.scheduler, lambda: secrets.token_urlsafe(24), self.oauth_keys, self.logins
             )
         self.dispatcher = ControllerDispatcher(services, BY_KEY, self.fatal, self.turns, authentication)
         self.snapshots = MetadataSnapshots(self.node, self.scheduler)

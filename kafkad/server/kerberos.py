@@ -4,12 +4,12 @@ The package gssapi (the extra `gssapi`) is a layer over the system's Kerberos. T
 the broker starts, and again by the library for each client, so new keys need no restart. The broker asks no
 KDC. KRB5_CONFIG names the krb5.conf, where Java has java.security.krb5.conf."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kafkad.config.definition import ConfigError
 from kafkad.security.kerberos import Gssapi, ShortNames
-from kafkad.security.listeners import TO_LOCAL, Kerberos, sasl_listeners
+from kafkad.security.listeners import TO_LOCAL, Kerberos, SaslListener
 from kafkad.security.mechanisms import Refused
 
 
@@ -44,9 +44,9 @@ class _Context:
         return bytes(self._told(lambda: self._gss.unwrap(token)).message)
 
 
-def check_keytabs(config: Any) -> None:
-    """Of the listeners of `config` (BrokerConfig). Raises ConfigError."""
-    for listener in sasl_listeners(config).values():
+def check_keytabs(listeners: Mapping[str, SaslListener]) -> None:
+    """Raises ConfigError."""
+    for listener in listeners.values():
         if listener.kerberos is not None:
             gssapi_of(listener.kerberos)
 

@@ -5,11 +5,14 @@
 
 As in Kafka, this node's own configuration of the listener applies, not the other node's registration: the
 protocol; the truststore, for the other node's certificate; the keystore, for our own certificate;
-ssl.endpoint.identification.algorithm; and user name and password in
-listener.name.<listener>.<mechanism>.sasl.jaas.config. Stores are read again when their files have changed.
+ssl.endpoint.identification.algorithm; and the login (server/node_logins). Stores are read again when their
+files have changed.
 
     connect    opens a Channel, for the control plane
     secure     does the handshake and the login on the socket of a replica fetcher
+
+Logins by GSSAPI and OAUTHBEARER may wait for a KDC or a provider of tokens: their steps run in threads, which
+no stop waits for.
 
 If a node refuses us, or we refuse it, the next tries come after 50 ms, 100 ms, ... 1 s; in between, callers
 get the error at once. The log has one line at the first refusal, one when the reason changes, and one when it
@@ -18,9 +21,11 @@ is over.
 (ChannelBuilders, SaslClientAuthenticator.)"""
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
+import threading
 from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any, Final, NamedTuple
@@ -32,44 +37,21 @@ from kafkad.net.channel import Channel, Unreachable
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.replication.fetchers import Secured
-from kafkad.security import jaas
-from kafkad.security.client_sasl import (
-    SCRAM_HASHES,
-    AuthenticationFailed,
-    Conversation,
-    login,
-    plain_conversation,
-    scram_conversation,
-)
+from kafkad.security.client_sasl import SCRAM_HASHES, AuthenticationFailed, login
 from kafkad.security.client_tls import VERSIONS, tls_context
-from kafkad.security.mechanisms import PLAIN_MODULE, SCRAM_MODULE
 from kafkad.security.tls import client_context, client_options, own_values, store_paths
+from kafkad.server.node_logins import node_login
 from kafkad.server.tls_listeners import stamp_of
 
 logger = logging.getLogger("kafkad")
 
 BETWEEN_BROKERS: Final = "sasl.mechanism.inter.broker.protocol"
 TO_CONTROLLERS: Final = "sasl.mechanism.controller.protocol"
-MECHANISMS: Final = ("PLAIN", *SCRAM_HASHES)
 IDENTIFICATION: Final = "ssl.endpoint.identification.algorithm"
 RETRY_MS: Final = 50
 RETRY_MS_MAX: Final = 1_000
 FRAME_MAX: Final = 1 << 20  # of an answer during the login
 AUTHENTICATE_VERSION: Final = 2
-
-
-class Credentials(NamedTuple):
-    mechanism: str
-    username: str
-    password: str
-
-    def __repr__(self) -> str:
-        return f"<login of {self.username!r} by {self.mechanism}>"
-
-    def conversation(self) -> Conversation:
-        if self.mechanism == "PLAIN":
-            return plain_conversation(self.username, self.password)
-        return scram_conversation(SCRAM_HASHES[self.mechanism], self.username, self.password)
 
 
 class Contexts(NamedTuple):
@@ -110,8 +92,8 @@ class NodeLinks:
         self._listener = listener
         self._read = read
         self.protocol: str = config().listener_protocols.get(listener, listener)
-        self._credentials = (
-            credentials(config(), listener, key, mechanism) if self.protocol.startswith("SASL_") else None
+        self._login = (
+            node_login(config(), listener, key, mechanism) if self.protocol.startswith("SASL_") else None
         )
         self._contexts: Contexts | None = None
         self._refused: dict[tuple[str, int], Refused] = {}
@@ -138,7 +120,7 @@ class NodeLinks:
                 client_id,
                 timeout_s=timeout_s,
                 context=None if contexts is None else contexts.python,
-                authenticate=None if self._credentials is None else self._authenticate(f"{host}:{port}"),
+                authenticate=None if self._login is None else self._authenticate(host, port),
             )
         except ConfigError as wrong:
             raise Unreachable(self._refuse(at, str(wrong))) from wrong
@@ -150,19 +132,30 @@ class NodeLinks:
         self._accepted(at)
         return channel
 
-    def _authenticate(self, address: str) -> Callable[..., Any]:
-        assert self._credentials is not None
-        steps_of = self._login
-
+    def _authenticate(self, host: str, port: int) -> Callable[..., Any]:
         async def authenticate(send: Callable[[Any, int], Any]) -> float | None:
-            return await _say(steps_of(address), send)
+            return await self._log_in(host, port, send)
 
         return authenticate
 
-    def _login(self, address: str) -> Any:
-        assert self._credentials is not None
-        who = repr(self._credentials.username)
-        return login(self._credentials.mechanism, self._credentials.conversation(), address, who)
+    async def _log_in(self, host: str, port: int, ask: Callable[[Any, int], Any]) -> float | None:
+        """Return the seconds until the next login, or None. Raises KafkaError."""
+        own = self._login
+        assert own is not None
+        steps = login(own.mechanism, own.conversation(host), f"{host}:{port}", own.who)
+        answer = None
+        while True:
+            try:
+                if own.waits:
+                    request = await _in_a_thread(_step, steps, answer)
+                else:
+                    request = _step(steps, answer)
+            except AuthenticationFailed as refused:
+                raise KafkaError(errors.SASL_AUTHENTICATION_FAILED, str(refused)) from refused
+            if isinstance(request, _Done):
+                return request.renew_s
+            is_handshake = type(request) is messages.SaslHandshakeRequest
+            answer = await ask(request, 1 if is_handshake else AUTHENTICATE_VERSION)
 
     # -- replica fetchers ------------------------------------------------------------------------------------
 
@@ -181,9 +174,7 @@ class NodeLinks:
                 )  # fmt: skip
                 stream = _Tls(loop, plain.fileno(), tls)
                 await stream.shake()
-            renew_s = None
-            if self._credentials is not None:
-                renew_s = await _say(self._login(f"{host}:{port}"), stream.ask)
+            renew_s = None if self._login is None else await self._log_in(host, port, stream.ask)
         except (TlsError, KafkaError, ConfigError, Malformed) as trouble:
             stream.close()
             raise Unreachable(self._refuse(at, str(trouble), told=False)) from trouble
@@ -249,18 +240,42 @@ class NodeLinks:
             logger.info("%s:%d is connected to by %s again", *at, self.protocol)
 
 
-async def _say(steps: Any, ask: Callable[[Any, int], Any]) -> float | None:
-    """Run a login. Return the seconds until the next one, or None. Raises KafkaError."""
+class _Done(NamedTuple):
+    """A login is over."""
+
+    renew_s: float | None
+
+
+def _step(steps: Any, answer: Any) -> Any:
+    """Return the next request of a login, or _Done. Raises AuthenticationFailed."""
     try:
-        request = next(steps)
-        while True:
-            is_handshake = type(request) is messages.SaslHandshakeRequest
-            request = steps.send(await ask(request, 1 if is_handshake else AUTHENTICATE_VERSION))
+        return steps.send(answer)
     except StopIteration as done:
-        seconds: float | None = done.value
-        return seconds
-    except AuthenticationFailed as refused:
-        raise KafkaError(errors.SASL_AUTHENTICATION_FAILED, str(refused)) from refused
+        return _Done(done.value)
+
+
+async def _in_a_thread(work: Callable[..., Any], *arguments: Any) -> Any:
+    """Return `work(*arguments)`, from a thread that no stop waits for. Raises KafkaError if there is none."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[Any] = loop.create_future()
+
+    def give(set_it: Callable[[Any], None], value: Any) -> None:
+        if not result.done():
+            set_it(value)
+
+    def run() -> None:
+        try:
+            call, value = result.set_result, work(*arguments)
+        except BaseException as trouble:
+            call, value = result.set_exception, trouble
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(give, call, value)
+
+    try:
+        threading.Thread(target=run, name="kafkad-login", daemon=True).start()
+    except RuntimeError as none:  # the system has no thread left
+        raise KafkaError(errors.UNKNOWN_SERVER_ERROR, f"no thread for a login: {none}") from none
+    return await result
 
 
 class _Plain:
@@ -344,39 +359,6 @@ class _Tls(_Plain):
 
     def close(self) -> None:
         self.tls.close()
-
-
-def credentials(config: Any, listener: str, key: str, mechanism: str) -> Credentials:
-    """Return this node's login for a listener. Raises ConfigError."""
-    if mechanism not in MECHANISMS:
-        raise ConfigError(
-            f"Invalid value {mechanism} for configuration {key}: nodes log in to each other by one of"
-            f" {', '.join(MECHANISMS)}"
-        )
-    name = f"listener.name.{listener.lower()}.{mechanism.lower()}.sasl.jaas.config"
-    module = PLAIN_MODULE if mechanism == "PLAIN" else SCRAM_MODULE
-    text = config.given.get(name)
-    if text is None:
-        raise ConfigError(
-            f"Missing configuration {name}: this node logs in to others by it, as {module} required"
-            f' username="broker" password="secret";'
-        )
-    try:
-        found = jaas.parse(text)
-    except ValueError as trouble:
-        raise ConfigError(f"Invalid value [hidden] for configuration {name}: {trouble}") from None
-    options = found.options
-    if found.name != module:
-        raise ConfigError(
-            f"Invalid value [hidden] for configuration {name}: the login module is {found.name}, and kafkad"
-            f" has {module}"
-        )
-    if "username" not in options or "password" not in options:
-        raise ConfigError(
-            f"Invalid value [hidden] for configuration {name}: username and password are missing, by which"
-            " this node logs in to others"
-        )
-    return Credentials(mechanism, options["username"], options["password"])
 
 
 def broker_links(now: Callable[[], Any], read: Callable[[str], bytes]) -> NodeLinks:

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from kafkad.client.oauth import NoToken, Tokens, oauth_conversation, tokens_of
 from kafkad.client.security import AuthenticationFailed, Security
+from kafkad.security.client_oauth import NoToken, Tokens, oauth_conversation, tokens_of
 from kafkad.security.jwt import parse, section, unsecured
 from tests.oauth_provider import Provider
 

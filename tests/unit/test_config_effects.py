@@ -22,7 +22,7 @@ from kafkad.config.broker_keys import (
 from kafkad.config.client_metrics import CLIENT_METRICS_KEYS
 from kafkad.config.definition import BOOLEAN, DOUBLE, LIST, ConfigError, Key, to_string
 from kafkad.config.dynamic import with_dynamic
-from kafkad.config.effects import OF, OF_A_CLUSTER, PER_LISTENER, Effect
+from kafkad.config.effects import OF, OF_A_CLUSTER, PER_LISTENER, TOKEN_KEYS, Effect
 from kafkad.config.group import GROUP_KEYS
 from kafkad.config.served import check_served, check_workers, ignored, ignored_message, refuse_changes
 from kafkad.config.topic import TOPIC_KEYS
@@ -170,7 +170,8 @@ def test_every_key_is_acted_on_or_ignored_by_name_or_refused_by_name(table: str,
             assert sentence == f"{key.name}={shown} has no effect: {what.because}"
             in_a_cluster = ignored(BrokerConfig(A_MEMBER | {key.name: text}))
             assert in_a_cluster == ([] if key.name in OF_A_CLUSTER else [sentence])
-            assert key.name not in OF_A_CLUSTER or key.attribute in attributes_of_members()
+            of_a_login = key.name in TOKEN_KEYS  # tests/unit/test_node_logins
+            assert key.name not in OF_A_CLUSTER or of_a_login or key.attribute in attributes_of_members()
         else:
             keys = None if table == "quota" else TABLES[table]
             assert (ignored_message(key.name, text, keys) or "").startswith(

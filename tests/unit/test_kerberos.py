@@ -101,7 +101,7 @@ def test_what_is_refused(tokens, told):
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch):
-    for module in ("kafkad.security.listeners", "kafkad.client.kerberos"):
+    for module in ("kafkad.security.listeners", "kafkad.security.client_kerberos"):
         monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
     config = BrokerConfig(
         {"listeners": "SASL_PLAINTEXT://127.0.0.1:0", "security.inter.broker.protocol": "SASL_PLAINTEXT"}

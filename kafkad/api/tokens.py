@@ -15,9 +15,13 @@ NO_TIME = -1
 
 
 def is_allowed(services: Services, context: RequestContext) -> bool:
-    """Return whether the connection may send requests about tokens (KafkaApis.allowTokenRequests)."""
+    """Return whether the client may send requests about tokens (KafkaApis.allowTokenRequests)."""
+    if context.by_token:
+        return False
+    if context.connection is None:  # in an Envelope: the broker knows how the client is connected
+        return True
     protocol = services.config.listener_protocols[context.listener]
-    if context.by_token or protocol == "PLAINTEXT":
+    if protocol == "PLAINTEXT":
         return False
     return protocol != "SSL" or context.principal != ANONYMOUS
 

@@ -30,9 +30,6 @@ logger = logging.getLogger("kafkad")
 
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 CONTROLLER_PROTOCOLS: Final = ("PLAINTEXT", "SASL_PLAINTEXT")
-NOT_AT_A_CONTROLLER: Final = {
-    "delegation.token.secret.key": "has no delegation tokens",
-}
 NOT_FOR_ONE_LISTENER: Final = "kafkad applies it to all listeners alike"
 PREFIXES: Final = {  # prefix of keys that only a plug-in reads -> a key with the same treatment
     "metrics.context.": "metric.reporters",
@@ -172,7 +169,6 @@ def _unserved_protocols(config: BrokerConfig) -> Iterator[str]:
 
 def _unserved_in_cluster(config: BrokerConfig) -> Iterator[str]:
     """Yield an error message per value that a node of a cluster cannot do yet."""
-    roles = config.process_roles
     if not config.is_given("node.id") and not config.is_given("broker.id"):
         yield "Missing required configuration node.id: each node of a cluster has a number of its own"
     for name in sorted({name.upper() for name in config.controller_listener_names}):
@@ -182,13 +178,6 @@ def _unserved_in_cluster(config: BrokerConfig) -> Iterator[str]:
                 f"Invalid value {name} for configuration controller.listener.names: {protocol} is not"
                 f" supported; use one of {', '.join(PROTOCOLS)}"
             )
-    if "controller" in roles:
-        for key, because in NOT_AT_A_CONTROLLER.items():
-            if config.value(key):
-                yield (
-                    f"Invalid value {_shown(key, config.given[key], None)} for configuration {key}: a"
-                    f" controller of a cluster {because} yet; remove the key"
-                )
 
 
 _warned: set[str] = set()

@@ -50,6 +50,12 @@ class Session:
         self.working = False  # a thread is at work for it
 
 
+def is_by_token(connection: Any) -> bool:
+    """Return whether the client of a connection logged in by a delegation token."""
+    session = connection.state
+    return isinstance(session, Session) and session.by_token
+
+
 def read_bytes(path: str) -> bytes:
     """Read a store, which must be a file: anything else that the path names (a pipe, for example) must not
     block the loop. Raises OSError."""

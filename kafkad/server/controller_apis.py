@@ -6,10 +6,7 @@
     administrators    as on a broker, directly or in an Envelope (KIP-590, KIP-919)
 
 An Envelope carries a request of a broker's client, with its principal and address. If the request inside
-would be answered NOT_CONTROLLER, the whole Envelope is, so that the broker asks the next controller.
-
-Not served, and not listed by ApiVersions: delegation tokens. A broker then does not offer them to its clients
-either."""
+would be answered NOT_CONTROLLER, the whole Envelope is, so that the broker asks the next controller."""
 
 import inspect
 import logging
@@ -18,7 +15,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Final
 
-from kafkad.api import acls, configs, sasl, scram, topics, versions
+from kafkad.api import acls, configs, sasl, scram, tokens, topics, versions
 from kafkad.api.context import ANONYMOUS, RequestContext, Services
 from kafkad.api.table import Api
 from kafkad.controller.quorum_controller import QuorumController
@@ -28,6 +25,7 @@ from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.raft.describe import describe_quorum as describe
 from kafkad.raft.quorum_log import not_controller
 from kafkad.security.acls import Operation
+from kafkad.server.authentication import is_by_token
 from kafkad.server.controller_queue import AnsweringController, timeout_of
 from kafkad.server.dispatch import Dispatcher
 from kafkad.server.early_fencing import EarlyFencing
@@ -212,6 +210,9 @@ ROWS = (
     Api(33, "AlterConfigs",            0, 2, configs.alter_configs),
     Api(36, "SaslAuthenticate",        0, 2, sasl.sasl_authenticate),
     Api(37, "CreatePartitions",        0, 3, topics.create_partitions),
+    Api(38, "CreateDelegationToken",   1, 3, tokens.create_delegation_token),
+    Api(39, "RenewDelegationToken",    1, 2, tokens.renew_delegation_token),
+    Api(40, "ExpireDelegationToken",   1, 2, tokens.expire_delegation_token),
     Api(43, "ElectLeaders",            0, 2, elect_leaders),
     Api(44, "IncrementalAlterConfigs", 0, 1, configs.incremental_alter_configs),
     Api(45, "AlterPartitionReassignments", 0, 1, alter_partition_reassignments),
@@ -242,7 +243,7 @@ ROWS = (
 BY_KEY: Final = {row.key: row for row in ROWS}
 TOLD: Final = tuple((row.key, row.low, row.high) for row in ROWS)
 FORWARDED: Final = frozenset(
-    (19, 20, 29, 30, 31, 33, 37, 43, 44, 45, 46, 49, 51, 55, 57, 64, 80, 81)
+    (19, 20, 29, 30, 31, 33, 37, 38, 39, 40, 43, 44, 45, 46, 49, 51, 55, 57, 64, 80, 81)
 )  # in an Envelope
 
 
@@ -294,6 +295,7 @@ class ControllerDispatcher(Dispatcher):
             listener=connection.listener,
             connection=connection,
             principal=connection.principal or ANONYMOUS,
+            by_token=is_by_token(connection),
         )
         if type(request) is messages.EnvelopeRequest:
             response = await self._opened(context, request)
@@ -348,7 +350,8 @@ class ControllerDispatcher(Dispatcher):
     async def _inside(self, connection: Any, request: Any) -> bytes:
         """Return the answer of the inner request, from its header on. Raises KafkaError for the Envelope."""
         frame = bytes(request.request_data)
-        principal, host = _principal(request.request_principal), _host(request.client_host_address)
+        principal, by_token = _principal(request.request_principal)
+        host = _host(request.client_host_address)
         key = int.from_bytes(frame[0:2], "big", signed=True)
         version = int.from_bytes(frame[2:4], "big", signed=True)
         api = self.table.get(key)
@@ -367,6 +370,7 @@ class ControllerDispatcher(Dispatcher):
             listener=connection.listener,
             connection=None,
             principal=principal,
+            by_token=by_token,
         )
         response = await self._executed(api, context, inner)
         if response is None or says(response, errors.NOT_CONTROLLER):
@@ -391,8 +395,9 @@ def says(message: Any, code: int) -> bool:
     return False
 
 
-def _principal(content: bytes | None) -> str:
-    """Parse a principal as DefaultKafkaPrincipalBuilder writes it. Raises KafkaError."""
+def _principal(content: bytes | None) -> tuple[str, bool]:
+    """Parse a principal as DefaultKafkaPrincipalBuilder writes it, and whether it logged in by a delegation
+    token. Raises KafkaError."""
     try:
         version = int.from_bytes((content or b"")[:2], "big", signed=True)
         if version != 0:
@@ -400,7 +405,7 @@ def _principal(content: bytes | None) -> str:
         data, _ = codec.decode(messages.DefaultPrincipalData, 0, bytes(content or b"")[2:])
     except Malformed as lie:
         raise KafkaError(errors.PRINCIPAL_DESERIALIZATION_FAILURE, str(lie)) from lie
-    return f"{data.type}:{data.name}"
+    return f"{data.type}:{data.name}", data.token_authenticated
 
 
 def _host(packed: bytes) -> str:

@@ -11,7 +11,7 @@ answered meanwhile.
 Its listeners have TLS and SASL as a broker's have, and StandardAuthorizer decides who may do what. Before
 the ACLs are read only super users are let in, so nodes are super users.
 
-Not there yet, and refused by config/served: delegation tokens, OAUTHBEARER, and a choice of cipher suites.
+Not there yet, and refused: a choice of cipher suites.
 
 Use: server/lifecycle for process.roles=controller; server/member_metadata for a node that is a broker too."""
 
@@ -269,6 +269,9 @@ class ControllerNode:
             self._run(self._every(config.leader_imbalance_check_interval_seconds, self._balance))
         self._run(self._every(config.unclean_leader_election_interval_ms / 1000, self._elect_uncleanly))
         self._run(self._every(SNAPSHOT_S, self._look_around))
+        if config.delegation_token_secret_key:
+            expiry_s = config.delegation_token_expiry_check_interval_ms / 1000
+            self._run(self._every(expiry_s, self._remove_expired_tokens))
         self._run(self._register())
 
     def _in_turns(self, steps: Steps) -> None:
@@ -320,6 +323,10 @@ class ControllerNode:
 
     async def _elect_uncleanly(self) -> None:
         while await self._do(self.controller.elect_uncleanly()):
+            pass
+
+    async def _remove_expired_tokens(self) -> None:
+        while await self._do(self.controller.remove_expired_tokens()):
             pass
 
     async def _look_around(self) -> None:

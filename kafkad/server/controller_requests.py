@@ -33,10 +33,10 @@ IN_PASSING_MS: Final = 5_000  # the longest wait of Kafka's AutoTopicCreationMan
 Placed = Mapping[tuple[bytes, int], bytes]  # directory.id by (topic id, partition index)
 
 
-def principal_bytes(principal: str) -> bytes:
+def principal_bytes(principal: str, *, by_token: bool = False) -> bytes:
     """Serialize `User:name` as Kafka's DefaultKafkaPrincipalBuilder does: the version, then the message."""
     kind, _, name = principal.partition(":")
-    data = messages.DefaultPrincipalData(type=kind, name=name, token_authenticated=False)
+    data = messages.DefaultPrincipalData(type=kind, name=name, token_authenticated=by_token)
     return b"\0\0" + codec.encode(data, 0)
 
 
@@ -59,14 +59,20 @@ class ControllerRequests:
         self._timeout_s = timeout_s
 
     async def forward(
-        self, frame: bytes, principal: str, client_host: str, *, timeout_s: float | None = None
+        self,
+        frame: bytes,
+        principal: str,
+        client_host: str,
+        *,
+        by_token: bool = False,
+        timeout_s: float | None = None,
     ) -> bytes:
         """Forward `frame`, a request from its header on, and return the answer from its header on. Raises
         KafkaError: REQUEST_TIMED_OUT without a controller, UNSUPPORTED_VERSION if the controller cannot parse
         the request (the client's connection is then closed), otherwise UNKNOWN_SERVER_ERROR."""
         request = messages.EnvelopeRequest(
             request_data=frame,
-            request_principal=principal_bytes(principal),
+            request_principal=principal_bytes(principal, by_token=by_token),
             client_host_address=ip_address(client_host.partition("%")[0]).packed,
         )
         response = await self._answer(request, timeout_s)

@@ -34,7 +34,7 @@ from kafkad.coordinator.runtime import at_once
 from kafkad.protocol import codec, errors
 from kafkad.protocol.errors import KafkaError, Malformed, Meaningless
 from kafkad.security.authorizer import Subject
-from kafkad.server.authentication import Authentication, Session
+from kafkad.server.authentication import Authentication, is_by_token
 from kafkad.server.error_response import error_response
 from kafkad.server.guard import admit, finish
 from kafkad.server.routing import HELD, Router
@@ -383,7 +383,6 @@ def _own(context: RequestContext) -> Connection:
 
 
 def _context(connection: Connection, header: Any) -> RequestContext:
-    session = connection.state
     return RequestContext(
         api_key=header.request_api_key,
         version=header.request_api_version,
@@ -393,5 +392,5 @@ def _context(connection: Connection, header: Any) -> RequestContext:
         listener=connection.listener,
         connection=connection,
         principal=connection.principal or ANONYMOUS,
-        by_token=isinstance(session, Session) and session.by_token,
+        by_token=is_by_token(connection),
     )

@@ -179,7 +179,10 @@ class MemberController:
         return await self._forward(request, context)
 
     async def create_delegation_token(self, request: Any, context: RequestContext) -> Any:
-        return await self._forward(request, context)
+        response = await self._forward(request, context)
+        if not response.error_code:
+            await self._known(lambda image: response.token_id in image.delegation_tokens)
+        return response
 
     async def renew_delegation_token(self, request: Any, context: RequestContext) -> Any:
         return await self._forward(request, context)
@@ -231,7 +234,8 @@ class MemberController:
         principal = context.principal if context is not None else ANONYMOUS
         host = context.client_host if context is not None else LOCALHOST
         frame = codec.encode_request(request, version, 0, client_id)
-        answer = await self._requests.forward(frame, principal, host)
+        by_token = context is not None and context.by_token
+        answer = await self._requests.forward(frame, principal, host, by_token=by_token)
         try:
             _, response = codec.decode_response(codec.response_class(request.API_KEY), version, answer)
         except errors.Malformed as trouble:

@@ -1,5 +1,10 @@
 """Nodes that log in to each other by tickets of a KDC (GSSAPI) or by tokens of a provider (OAUTHBEARER),
-brokers and controllers, kafkad alone and beside JVM Kafka. Sessions end meanwhile, and new logins follow."""
+brokers and controllers, kafkad alone and beside JVM Kafka. Sessions end meanwhile, and new logins follow.
+Then delegation tokens, which the controllers keep."""
+
+import json
+import subprocess
+import sys
 
 import pytest
 from confluent_kafka import Producer
@@ -10,7 +15,7 @@ from tests.handover_cluster import JVM, KAFKAD
 from tests.kdc import REALM, Kdc
 from tests.no_skips import NO_KDC
 from tests.oauth_provider import AUDIENCE, ISSUER, Provider
-from tests.secured_cluster import WAIT_S, SecuredCluster
+from tests.secured_cluster import SCRAM, WAIT_S, SecuredCluster
 
 OAUTH = "org.apache.kafka.common.security.oauthbearer."
 MIXTURES = [
@@ -106,3 +111,58 @@ def test_by_tokens(tmp_path, kinds):
         with cluster:
             works(cluster)
         assert {"/token", "/keys"} == set(provider.asked)
+
+
+def kafkad(bootstrap, properties, *arguments, code=0):
+    command = [sys.executable, "-m", "kafkad", *arguments, "--bootstrap-server", bootstrap]
+    command += ["--command-config", str(properties)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("kinds", MIXTURES)
+def test_delegation_tokens(tmp_path, kinds):
+    """Each node knows a token that another one made, and the next active controller, too."""
+    keys = {"delegation.token.secret.key": "one for all", "delegation.token.expiry.check.interval.ms": "500"}
+    with SecuredCluster(tmp_path / "cluster", kinds, dict.fromkeys((1, 2, 3), keys)) as cluster:
+        writer, nodes = cluster.java("writer"), [node.bootstrap for node in cluster.nodes.values()]
+        made = kafkad(nodes[0], writer, "tokens", "--create", "--renewer-principal", "User:reader", "--json")
+        [token] = json.loads(made)
+        token_id, hmac = token["token_id"], token["hmac"]
+        holder = tmp_path / "holder.properties"
+        lines = [line for line in writer.read_text().splitlines() if not line.startswith("sasl.")]
+        login = f'{SCRAM} username="{token_id}" password="{hmac}" tokenauth="true";'
+        holder.write_text(
+            "\n".join([*lines, "sasl.mechanism=SCRAM-SHA-512", f"sasl.jaas.config={login}", ""])
+        )
+        for node in nodes:
+            wait_until(lambda node=node: token_id in kafkad(node, writer, "tokens", "--describe"), WAIT_S)
+            assert kafkad(node, holder, "topics", "--list") == ""
+        refused = subprocess.run(  # a token makes no tokens
+            [sys.executable, "-m", "kafkad", "tokens", "--create", "--bootstrap-server", nodes[1],
+             "--command-config", str(holder)],
+            capture_output=True, text=True, timeout=WAIT_S,
+        )  # fmt: skip
+        assert refused.returncode and "DELEGATION_TOKEN_REQUEST_NOT_ALLOWED" in refused.stderr
+
+        gone = active(cluster)
+        cluster.nodes[gone].kill()
+        left = [node.bootstrap for number, node in cluster.nodes.items() if number != gone]
+        wait_until(lambda: active(cluster) not in (gone, -1), WAIT_S)
+        reader = cluster.java("reader")
+        assert "EXPIRES" in kafkad(left[0], reader, "tokens", "--renew", "--hmac", hmac)
+        assert kafkad(left[1], holder, "topics", "--list") == ""
+        kafkad(left[1], reader, "tokens", "--expire", "--hmac", hmac, "--expiry-time-period", "300")
+        wait_until(lambda: token_id not in kafkad(left[0], writer, "tokens", "--describe"), WAIT_S)
+
+
+def active(cluster):
+    """The id of the active controller, as a node that lives says; -1: nobody does."""
+    for node in cluster.nodes.values():
+        asked = [sys.executable, "-m", "kafkad", "cluster", "quorum", "--json", "--bootstrap-server"]
+        own = [node.bootstrap, "--command-config", str(cluster.java("admin"))]
+        told = subprocess.run([*asked, *own], capture_output=True, text=True, timeout=WAIT_S)
+        if told.returncode == 0:
+            return json.loads(told.stdout)["leader_id"]
+    return -1

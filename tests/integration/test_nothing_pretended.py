@@ -124,8 +124,6 @@ def test_what_a_sasl_listener_cannot_do_is_refused_by_name(tmp_path, more, messa
         (["process.roles=broker,controller"], 1, "is not formatted"),
         (["process.roles=controller", "--workers", "2"], 2,
          "--workers 2: a node that is a controller only has one process"),
-        (["process.roles=controller", "--override", "delegation.token.secret.key=x"], 2,
-         "configuration delegation.token.secret.key: a controller of a cluster has no delegation tokens yet"),
         (["process.roles=controller", "--override", "listener.security.protocol.map=C:SSL"], 2,
          "Missing configuration ssl.truststore.location of listener C"),
     ],

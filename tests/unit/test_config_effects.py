@@ -241,9 +241,6 @@ def test_no_row_is_about_a_key_that_does_not_exist() -> None:
          "SSL is not supported for a node that is a cluster by itself; use PLAINTEXT"),
         ({"replica.selector.class": "a.B"},
          "replica.selector.class: kafkad cannot load Java classes; use org.apache.kafka"),
-        (A_CONTROLLER | {"delegation.token.secret.key": "hush"},
-         "Invalid value [hidden] for configuration delegation.token.secret.key: a controller of a cluster "
-         "has no delegation tokens yet"),
         ({"authorizer.class.name": "kafka.security.authorizer.AclAuthorizer"},
          "authorizer.class.name: kafkad cannot load Java classes; use org.apache.kafka.metadata.authorizer."),
         ({"delegation.token.master.key": "hush"}, "value [hidden] for configuration delegation.token.master"),

@@ -496,7 +496,7 @@ class RaftNode(Observer):
         host, port = at or ((address.host, address.port) if address is not None else ("", 0))
         self._token += 1
         self._in_flight[self._token] = InFlightRequest(
-            node_id, type(request), self.epoch, now_ms + self._timings.request_ms
+            node_id, type(request), self.epoch, now_ms + self._timings.request_ms, self._log.end_offset
         )
         if again_ms:
             self._backoff_ms[node_id] = now_ms + again_ms
@@ -549,7 +549,7 @@ class RaftNode(Observer):
 
     def _take_response(self, sent: InFlightRequest, response: Any, now_ms: int) -> bool:
         if sent.kind in (wire.Fetch, wire.FetchSnapshot):
-            return self._take_records(response, now_ms)
+            return self._take_records(sent, response, now_ms)
         if sent.kind is messages.ApiVersionsRequest:
             self._changes.versions_answered(sent.node_id, response, now_ms)
             return True
@@ -591,9 +591,10 @@ class RaftNode(Observer):
             self._deadline_ms = now_ms + self._timings.fetch_ms
         return not response.error_code
 
-    def _take_records(self, response: Any, now_ms: int) -> bool:
-        """Take the answer to a Fetch or FetchSnapshot, if we follow."""
-        if self.role not in (Role.FOLLOWER, Role.UNATTACHED):
+    def _take_records(self, sent: InFlightRequest, response: Any, now_ms: int) -> bool:
+        """Take the answer to a Fetch or FetchSnapshot, if we follow. When the leader was not known, another
+        voter was asked for the same, and may have answered in between."""
+        if self.role not in (Role.FOLLOWER, Role.UNATTACHED) or sent.end_offset != self._log.end_offset:
             return True
         good = self.answered(response)
         partition = wire.told(response) if good else None

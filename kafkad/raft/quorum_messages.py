@@ -46,6 +46,7 @@ class InFlightRequest(NamedTuple):
     kind: Any
     epoch: int
     deadline_ms: int
+    end_offset: int  # of our log when it was sent
 
 
 class Parked(NamedTuple):

@@ -11,8 +11,10 @@ from tests.sim.raft_world import Quorum
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog):
-    """A simulation has nothing to tell the log."""
-    caplog.set_level(logging.CRITICAL, "kafkad.raft")
+    """A simulation has nothing to tell the log, and its nodes never say what cannot be."""
+    caplog.set_level(logging.ERROR, "kafkad.raft")
+    yield
+    assert [record.message for record in caplog.get_records("call")] == []
 
 
 def trouble(world: Quorum, chance: random.Random) -> None:

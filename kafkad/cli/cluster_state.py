@@ -29,7 +29,7 @@ def status(bootstrap: str, as_json: bool) -> None:
         told = cluster.refresh(None)
         partitions = [p for topic in told.topics for p in topic.partitions]
         rows = []
-        for broker in told.brokers:
+        for broker in sorted(told.brokers, key=lambda each: int(each.node_id)):
             here = [p for p in partitions if broker.node_id in p.replica_nodes]
             rows.append(
                 (

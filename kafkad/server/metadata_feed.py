@@ -156,14 +156,14 @@ def image_of(change: Change, empty: MetadataImage) -> MetadataImage:
     assert change.previous == FROM_NOTHING
     image, _ = apply_change(change, empty)
     image.unpack_topics(change.topics)
-    image.kraft_version = change.kraft_version
     return image
 
 
 def apply_change(change: Change, image: MetadataImage) -> tuple[MetadataImage, Delta]:
-    return replayed(
-        image, change.records, offset=change.offset, epoch=change.epoch, timestamp_ms=change.timestamp_ms
-    )
+    place = {"offset": change.offset, "epoch": change.epoch, "timestamp_ms": change.timestamp_ms}
+    new, delta = replayed(image, change.records, **place)
+    new.kraft_version = change.kraft_version
+    return new, delta
 
 
 def apply_steps(
@@ -175,7 +175,9 @@ def apply_steps(
         replay.apply(record)
         if number % RECORDS_A_STEP == 0:
             yield
-    return replay.finish(change.offset, change.epoch, change.timestamp_ms)
+    new, delta = replay.finish(change.offset, change.epoch, change.timestamp_ms)
+    new.kraft_version = change.kraft_version
+    return new, delta
 
 
 def difference(old: MetadataImage, new: MetadataImage) -> Delta:

@@ -189,6 +189,22 @@ def test_changes_lead_from_image_to_image(tmp_path):
     assert same(mine, cluster.image)
 
 
+def test_a_new_level_of_kraft_version_arrives_without_records(tmp_path):
+    image = Cluster(tmp_path).image
+    image.kraft_version = 1
+    change = decode_change(encode_change(image.offset, image, []))
+    for old in (
+        image_of(decode_change(encode_image(image)), MetadataImage("abc", 1)),
+        MetadataImage("abc", 1),
+    ):
+        steps = metadata_feed.apply_steps(change, old)
+        with pytest.raises(StopIteration) as end:
+            next(steps)
+        assert (
+            end.value.value[0].kraft_version == metadata_feed.apply_change(change, old)[0].kraft_version == 1
+        )
+
+
 def test_the_difference_of_images_names_all_that_changed(tmp_path):
     cluster = Cluster(tmp_path)
     create(cluster, new_topic("stays"), new_topic("grows"), new_topic("goes"), new_topic("again"))

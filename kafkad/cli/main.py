@@ -156,13 +156,16 @@ def terminated(*_: object) -> None:
 def told(trouble: Exception) -> tuple[str, int]:
     """Return the error message for an exception, and the exit code."""
     from kafkad.cli.output import Refused
-    from kafkad.client.connection import Unreachable
+    from kafkad.client.connection import Closed, Unreachable
     from kafkad.client.security import AuthenticationFailed
     from kafkad.protocol.errors import KafkaError, Malformed
 
     match trouble:
         case Refused() | Malformed():
             return str(trouble), 1
+        case Closed():
+            hint = "if its listener expects TLS or a login, --command-config names a file with the settings"
+            return f"{trouble}; {hint}", 1
         case Unreachable():
             return f"{trouble}; kafkad serve starts a broker, --bootstrap-server names another", 1
         case AuthenticationFailed():

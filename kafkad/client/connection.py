@@ -27,6 +27,10 @@ class Unreachable(Exception):
     """No broker answers at this address. `str(error)` is the error message."""
 
 
+class Closed(Unreachable):
+    """The broker closed the connection instead of an answer, as it does if it expects TLS or a login."""
+
+
 class Connection:
     """A TCP connection that knows the broker's API versions. Raise Unreachable for every network error, and
     for a peer that does not speak Kafka's protocol. Raise AuthenticationFailed if the login or the TLS
@@ -204,5 +208,5 @@ class Connection:
             except OSError as trouble:
                 raise Unreachable(f"the broker on {self.address} is gone: {trouble.strerror or trouble}")
             if count == 0:
-                raise Unreachable(f"the broker on {self.address} closed the connection")
+                raise Closed(f"the broker on {self.address} closed the connection")
             have += count

@@ -165,6 +165,12 @@ def test_all_commands_log_in(broker, stores, tmp_path, name):
         ("PEM", {"ssl.truststore.location": "other.pem"}, 1, "the certificate of 127.0.0.1 is refused"),
         ("PEM", {"ssl.keystore.location": "stranger.pem"}, 1, "127.0.0.1"),
         ("PEM", {"ssl.keystore.location": "/nowhere.pem"}, 2, "certificate and key cannot be read"),
+        (
+            "PLAIN",
+            {"security.protocol": "PLAINTEXT"},
+            1,
+            "if its listener expects TLS or a login, --command-",
+        ),
     ],
 )
 def test_a_login_that_is_wrong_is_one_error_message(broker, stores, tmp_path, name, change, code, told):

@@ -28,6 +28,7 @@ JAVA_MIN = 17
 PROBE_SECONDS = 60
 READ_SECONDS = 240
 
+OURS = "pyspark_kafkad"
 INSTALL = 'pip install "kafkad[spark]"'
 
 
@@ -51,7 +52,8 @@ def examine(bootstrap: str | None = None, topic: str | None = None, *, read: boo
     findings.append(worker)
     if python is not None:
         findings += packages(python)
-        findings += modules(python)
+        if all(each.ok for each in findings if each.check == OURS):
+            findings += modules(python)
     findings.append(java())
     if bootstrap is not None:
         findings.append(brokers(bootstrap))
@@ -121,7 +123,7 @@ def packages(python: str) -> list[Finding]:
         note = ""
         if there and name == "pyspark" and PYSPARK_MIN <= numbers(version) < PYSPARK_FULL:
             note = " (4.2 and newer know limits of a batch: maxOffsetsPerTrigger)"
-        if name == "pyspark_kafkad" and there:
+        if name == OURS and there:
             version = os.path.dirname(path)
         findings.append(Finding(name, version + note, remedy))
     return findings
@@ -146,12 +148,20 @@ print(json.dumps(found))
 
 
 def modules(python: str) -> list[Finding]:
-    """Check the modules that PySpark's search for sources imports."""
+    """Check the modules that PySpark's search for sources imports. Ours is installed."""
     text = said(python, MODULES)
     if text is None:
         return []
     found = json.loads(text.splitlines()[-1])
     broken = {name: trouble for name, trouble in found.items() if trouble}
+    if not broken and OURS not in found:
+        return [
+            Finding(
+                "pyspark_* modules",
+                f"{OURS} can be imported, but PySpark's search does not see it, as in an editable install",
+                f"call kafkad.spark.register(spark), or install it: {python} -m {INSTALL}",
+            )
+        ]
     if not broken:
         return [Finding("pyspark_* modules", ", ".join(sorted(found)) or "none")]
     return [
@@ -264,11 +274,15 @@ def any_topic(bootstrap: str) -> str | None:
 
 
 def essence(trouble: str) -> str:
-    """Extract the message from one of Spark's long errors: the last line of the Python traceback in it."""
+    """Extract the message from one of Spark's long errors: the last line of a Python traceback in it, or the
+    line with Spark's error condition."""
     lines = [line.strip() for line in trouble.splitlines() if line.strip()]
     for line in reversed(lines):
         if re.match(r"[\w.]+(Error|Exception|Loss|Timeout|Failed|Unreachable): ", line):
             return line
+    for line in lines:
+        if condition := re.search(r"\[[A-Z][A-Z_.]+\] .*", line):
+            return condition[0]
     return lines[0] if lines else "no word"
 
 

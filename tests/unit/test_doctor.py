@@ -2,12 +2,15 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from kafkad.cli.doctor import command
 from kafkad.spark import doctor
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*arguments, **environment):
@@ -26,7 +29,7 @@ def bare(tmp_path):
 
 
 def test_a_python_that_has_everything_is_well():
-    code, rows = run(PYSPARK_PYTHON=sys.executable)
+    code, rows = run(PYSPARK_PYTHON=sys.executable, PYTHONPATH=str(ROOT))
     assert {name: row["state"] for name, row in rows.items() if name != "Java"} == dict.fromkeys(
         [
             "driver's Python",
@@ -40,6 +43,14 @@ def test_a_python_that_has_everything_is_well():
         "ok",
     )
     assert code == (rows["Java"]["state"] != "ok")
+
+
+def test_an_install_that_pyspark_does_not_search_is_told():
+    """The tests' own environment is an editable install."""
+    code, rows = run(PYSPARK_PYTHON=sys.executable)
+    row = rows["pyspark_* modules"]
+    assert code == 1 and "PySpark's search does not see it" in row["found"]
+    assert row["what_to_do"].startswith("call kafkad.spark.register(spark), or install it: ")
 
 
 def test_a_python_that_lacks_the_packages_is_told_what_to_install(bare):
@@ -85,3 +96,20 @@ def test_the_sentence_is_found_in_sparks_message():
     )
     assert doctor.essence(message) == "ValueError: it is so"
     assert doctor.essence("plain") == "plain"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Traceback:\n  File x\nValueError: no such option\n", "ValueError: no such option"),
+        (
+            "An error occurred while calling o40.load.\n: org.apache.spark.SparkClassNotFoundException:"
+            " [DATA_SOURCE_NOT_FOUND] Failed to find the data source: kafkad.\n\tat org.apache\n",
+            "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: kafkad.",
+        ),
+        ("something\nelse", "something"),
+        ("", "no word"),
+    ],
+)
+def test_of_a_long_error_one_line_is_told(said, told):
+    assert doctor.essence(said) == told

@@ -3,21 +3,25 @@ whole.
 
 This controller, every broker and every other controller must support the new level. kraft.version is changed
 by the raft node, last, because it is stored in control records with the voters (KIP-853).
-eligible.leader.replicas.version cannot be changed yet: it needs a cluster-wide min.insync.replicas (KIP-966).
 
-Kafka: FeatureControlManager."""
+With eligible.leader.replicas.version above 0 (KIP-966) min.insync.replicas must be the same on all brokers:
+the update also writes a cluster-wide value, that of the active controller's own configuration, and removes
+those of single brokers.
 
-from collections.abc import Callable, Generator, Iterable
+Kafka: FeatureControlManager, ConfigurationControlManager.maybeGenerateElrSafetyRecords."""
+
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Final
 
 from kafkad.metadata import features
-from kafkad.metadata.image import MetadataImage
+from kafkad.metadata.image import BROKER, MetadataImage
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 
 Plan = Generator[None, None, tuple[list[Any], Any]]
 
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
+MIN_ISR: Final = "min.insync.replicas"
 WITH_RESULTS: Final = 1  # the last version that answers by feature
 WITH_UPGRADE_TYPE: Final = 1  # the first version that says more than "allow downgrade"
 # Levels of metadata.version that changed the records. A downgrade below one of them would lose data; it may
@@ -32,11 +36,13 @@ def plan_update(
     version: int,
     request: Any,
     upgrade_kraft: Callable[[int], None],
+    min_insync_replicas: int,
 ) -> Plan:
     """Return (records, UpdateFeaturesResponse). `upgrade_kraft(level)` may raise KafkaError
-    (INVALID_UPDATE_VERSION)."""
+    (INVALID_UPDATE_VERSION). `min_insync_replicas`: of the configuration of this controller."""
     cls = messages.UpdateFeaturesResponse
     records: list[Any] = []
+    wanted = image.features | {update.feature: update.max_version_level for update in request.feature_updates}
     updates = sorted(request.feature_updates, key=lambda update: update.feature == features.KRAFT_VERSION)
     for update in updates:
         yield
@@ -44,9 +50,12 @@ def plan_update(
             kind = update.upgrade_type
             if version < WITH_UPGRADE_TYPE:
                 kind = SAFE_DOWNGRADE if update.allow_downgrade else UPGRADE
-            records += _change(image, controller_id, voters, update.feature, update.max_version_level, kind)
+            level = update.max_version_level
+            records += _change(image, controller_id, voters, update.feature, level, kind, wanted)
+            if update.feature == features.ELIGIBLE_LEADER_REPLICAS_VERSION and level > 0:
+                records += _one_min_isr(image, min_insync_replicas)
             if update.feature == features.KRAFT_VERSION:
-                upgrade_kraft(update.max_version_level)
+                upgrade_kraft(level)
         except KafkaError as trouble:
             message = (
                 "The update failed for all features since the following feature had an error: "
@@ -62,7 +71,13 @@ def plan_update(
 
 
 def _change(
-    image: MetadataImage, controller_id: int, voters: Iterable[int], name: str, level: int, kind: int
+    image: MetadataImage,
+    controller_id: int,
+    voters: Iterable[int],
+    name: str,
+    level: int,
+    kind: int,
+    wanted: Mapping[str, int],
 ) -> list[Any]:
     def refused(reason: str) -> KafkaError:
         message = f"Invalid update version {level} for feature {name}. {reason}"
@@ -88,8 +103,16 @@ def _change(
         if level < before:
             raise refused("Can't downgrade the version of this feature.")
         return []
-    if name == features.ELIGIBLE_LEADER_REPLICAS_VERSION and level != before:
-        raise refused(f"kafkad cannot change {name} yet.")
+    lowest = features.ELIGIBLE_LEADER_REPLICAS
+    if (
+        name == features.ELIGIBLE_LEADER_REPLICAS_VERSION
+        and level > 0
+        and wanted[features.METADATA_VERSION] < lowest
+    ):
+        raise refused(
+            f"{name} could not be set to {level} because it depends on {features.METADATA_VERSION} level"
+            f" {lowest}"
+        )
     is_lost = any(level < changed <= before for changed in CHANGED)
     if name == features.METADATA_VERSION and is_lost:
         raise KafkaError(
@@ -103,6 +126,18 @@ def _change(
             ),
         )
     return [messages.FeatureLevelRecord(name=name, feature_level=level)]
+
+
+def _one_min_isr(image: MetadataImage, static: int) -> list[Any]:
+    """Return what makes min.insync.replicas the same on all brokers."""
+    record = messages.ConfigRecord
+    records = []
+    if MIN_ISR not in image.configs.get((BROKER, ""), {}):
+        records.append(record(resource_type=BROKER, resource_name="", name=MIN_ISR, value=str(static)))
+    for (kind, name), config in image.configs.items():
+        if kind == BROKER and name and MIN_ISR in config:
+            records.append(record(resource_type=BROKER, resource_name=name, name=MIN_ISR, value=None))
+    return records
 
 
 def _not_supported(

@@ -209,6 +209,7 @@ class QuorumController(Controller):
             version,
             request,
             lambda level: node.upgrade_kraft_version(level, validate_only=request.validate_only),
+            self.config.min_insync_replicas,
         )
         yield from self._append(records)
         return response

@@ -72,6 +72,13 @@ def test_endpoints_ids_and_features(cluster, tool):
     assert "FinalizedVersionLevel: 4.3-IV0" in levels
     refused = tool("kafka-features", "upgrade", "--feature", "group.version=1", check=False)
     assert refused.returncode == 1 and "does not support this feature" in refused.stdout
+    elr = ("--feature", "eligible.leader.replicas.version=")
+    tool("kafka-features", "downgrade", elr[0], f"{elr[1]}0")
+    brokers, key = ("--entity-type", "brokers", "--entity-default"), "min.insync.replicas"
+    tool("kafka-configs", "--alter", *brokers, "--delete-config", key)
+    wait_until(lambda: key not in tool("kafka-configs", "--describe", *brokers).stdout, WAIT_S)
+    tool("kafka-features", "upgrade", elr[0], f"{elr[1]}1")  # it needs one value for all
+    wait_until(lambda: f"{key}=2" in tool("kafka-configs", "--describe", *brokers).stdout, WAIT_S)
 
 
 def test_topics_and_configs(cluster, tool):

@@ -99,7 +99,7 @@ def update(world, *updates, version=NEWEST, validate_only=False, voters=(9,), ra
             for name, level, kind in updates
         ],
     )
-    plan = feature_levels.plan_update(world.image, 9, voters, version, request, raised or print)
+    plan = feature_levels.plan_update(world.image, 9, voters, version, request, raised or print, 2)
     records, response = finish(plan)
     world.commit(records)
     return response.error_code, response.error_message or ""
@@ -154,7 +154,6 @@ def test_kraft_version_is_raised_after_all_others_or_not_at_all():
         (("transaction.version", 1, 7), "upgrade type"),
         (("no.such.version", 1, UP), "does not support this feature"),
         (("kraft.version", 0, SAFE), "Can't downgrade"),
-        (("eligible.leader.replicas.version", 0, SAFE), "cannot change"),
     ],
 )
 def test_a_level_that_cannot_be_is_refused_and_all_others_with_it(change, reason):
@@ -163,6 +162,41 @@ def test_a_level_that_cannot_be_is_refused_and_all_others_with_it(change, reason
     assert code == errors.INVALID_UPDATE_VERSION
     assert reason in message
     assert "group.version" not in world.image.features
+
+
+def test_eligible_leader_replicas_need_one_min_isr_for_all():
+    """KIP-966: a cluster-wide value is written, and those of brokers are removed; both only where needed."""
+    world, elr = World(1), "eligible.leader.replicas.version"
+    assert update(world, (elr, 0, SAFE)) == (0, "")
+    assert not world.image.elr_enabled
+    record = messages.ConfigRecord
+    world.commit(
+        [
+            record(resource_type=4, resource_name="", name="min.insync.replicas", value=None),
+            record(resource_type=4, resource_name="1", name="min.insync.replicas", value="3"),
+            record(resource_type=4, resource_name="1", name="log.cleaner.threads", value="3"),
+            record(resource_type=2, resource_name="t", name="min.insync.replicas", value="3"),
+        ]
+    )
+    assert update(world, (elr, 1, UP), validate_only=True) == (0, "")
+    assert not world.image.elr_enabled and (4, "") not in world.image.configs
+    assert update(world, (elr, 1, UP)) == (0, "")
+    assert world.image.elr_enabled
+    assert world.image.configs[4, ""] == {"min.insync.replicas": "2"}
+    assert world.image.configs[4, "1"] == {"log.cleaner.threads": "3"}
+    assert world.image.configs[2, "t"] == {"min.insync.replicas": "3"}
+    world.commit([record(resource_type=4, resource_name="", name="min.insync.replicas", value="1")])
+    assert update(world, (elr, 0, SAFE)) == (0, "")
+    assert update(world, (elr, 1, UP)) == (0, "")
+    assert world.image.configs[4, ""] == {"min.insync.replicas": "1"}
+
+
+def test_eligible_leader_replicas_need_a_metadata_version():
+    world, elr = World(1), "eligible.leader.replicas.version"
+    level = messages.FeatureLevelRecord
+    world.commit([level(name=elr, feature_level=0), level(name="metadata.version", feature_level=22)])
+    assert "depends on metadata.version level 23" in update(world, (elr, 1, UP))[1]
+    assert update(world, (elr, 1, UP), ("metadata.version", 23, UP)) == (0, "")
 
 
 def test_every_node_has_to_do_the_level():

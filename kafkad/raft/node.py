@@ -593,8 +593,11 @@ class RaftNode(Observer):
 
     def _take_records(self, sent: InFlightRequest, response: Any, now_ms: int) -> bool:
         """Take the answer to a Fetch or FetchSnapshot, if we follow. When the leader was not known, another
-        voter was asked for the same, and may have answered in between."""
-        if self.role not in (Role.FOLLOWER, Role.UNATTACHED) or sent.end_offset != self._log.end_offset:
+        voter was asked for the same, and may have answered in between. Then this one is out of date: it
+        could begin the log again from a snapshot that is older than what was fetched and counted."""
+        if self.role not in (Role.FOLLOWER, Role.UNATTACHED):
+            return True
+        if sent.end_offset != self._log.end_offset or self._applying is not None:
             return True
         good = self.answered(response)
         partition = wire.told(response) if good else None

@@ -274,6 +274,7 @@ class Observer(MetadataReplica):
                 )
             self._log.append(bytearray(batch.bytes), now_ms, origin="replica")
             self._new_bytes += batch.size
+            self._fetching = None  # the log goes on: a snapshot from before is not needed
 
     def _commit_below(self, high_watermark: int) -> None:
         told = min(high_watermark, self._log.end_offset)
@@ -313,8 +314,8 @@ class Observer(MetadataReplica):
         if snapshot == self._damaged:
             self._damaged = None  # try once more, but not at once
             raise Malformed(f"snapshot {snapshot} came damaged")
-        if min(snapshot) < 0 or snapshot[0] <= self.image.offset:
-            raise Malformed(f"snapshot {snapshot} is offered where {self.image.offset} is applied")
+        if min(snapshot) < 0 or snapshot[0] <= self.image.offset or snapshot[0] < self.high_watermark:
+            raise Malformed(f"snapshot {snapshot} is offered where {self.high_watermark} is committed")
         logger.info("fetching the metadata snapshot at offset %d, epoch %d", *snapshot)
         self._fetching, self._position = snapshot, 0
 

@@ -241,6 +241,7 @@ class Checks:
         self.epochs[node_id] = node.epoch
         before = self.watermarks.get(node_id, 0)
         assert node.high_watermark >= before, "a high watermark went back"
+        assert node.high_watermark <= log.end_offset, "what is committed was cut off"
         self.watermarks[node_id] = node.high_watermark
         if node.role is Role.LEADER and self.leaders.setdefault(node.epoch, node_id) != node_id:
             raise AssertionError(f"epoch {node.epoch} has two leaders: {self.leaders[node.epoch]}, {node_id}")
@@ -396,7 +397,7 @@ class Quorum:
     def _looked(self, node_id: int) -> None:
         node = self.nodes[node_id]
         while node.apply():
-            pass
+            assert node.high_watermark <= node.end_offset, "what is committed was cut off"
         self.checks.look(self, node_id)
 
     def _poll_at(self, node_id: int, ms: int) -> None:

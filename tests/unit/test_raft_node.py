@@ -8,6 +8,7 @@ from kafkad.protocol.errors import KafkaError
 from kafkad.raft import quorum_messages as wire
 from kafkad.raft.election_state import ElectionState
 from kafkad.raft.elections import Role
+from kafkad.raft.quorum_messages import InFlightRequest
 from tests.sim.raft_world import CLUSTER, Quorum
 
 OTHER = (2, bytes([2]) * 16)
@@ -270,3 +271,40 @@ def test_a_node_that_waits_for_its_quorum_says_so_seldom(world, caplog):
     said = [each for each in said if each.startswith("node 1 of the metadata quorum is")]
     assert any("prospective" in each for each in said)
     assert all(said.count(each) <= 4 for each in said)  # at once, and after each 30 s
+
+
+def test_a_snapshot_of_before_takes_back_nothing_that_was_fetched_since(led):
+    """A node that does not know the leader asks another voter for the same. Found by the simulator: a
+    snapshot that the leader had offered began the log again below what the other answer had brought."""
+    (leader,) = led.leaders
+    behind = next(each for each in led.nodes if each != leader)
+    node, there = led.nodes[behind], led.nodes[leader]
+    node._fetch_bytes_max = node._snapshot_bytes_max = 1 << 20
+    led.isolate(behind)
+    led.append(leader, 2)
+    led.run(500)
+    snapshot = there.begin_snapshot(there.image)
+    there.write_snapshot(there.image)
+    led.append(leader, 3)
+    led.run(500)
+    assert node.end_offset < snapshot[0] < there.high_watermark
+    records, offer = ask(there, node.request()), ask(there, node.request())
+    partition = offer.responses[0].partitions[0]
+    partition.records = None
+    partition.snapshot_id.end_offset, partition.snapshot_id.epoch = snapshot
+    whole = ask(there, node._snapshot_request(snapshot))
+    assert whole.topics[0].partitions[0].size == len(whole.topics[0].partitions[0].unaligned_records)
+    node._in_flight = {
+        number: InFlightRequest(asked, kind, node.epoch, led.now + 10_000, node.end_offset)
+        for number, (asked, kind) in enumerate(
+            [(leader, wire.Fetch), (9, wire.Fetch), (leader, wire.FetchSnapshot)]
+        )
+    }
+    for number, answer in enumerate([offer, records, whole]):
+        node.response(number, answer)
+        while node.apply():
+            assert node.end_offset >= node.high_watermark
+    assert node.end_offset == there.end_offset and node.high_watermark > snapshot[0]
+    request = node.request()  # what it asks now goes on from there
+    assert type(request) is wire.Fetch
+    assert request.topics[0].partitions[0].fetch_offset == there.end_offset

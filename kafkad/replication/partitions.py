@@ -121,6 +121,12 @@ class Partitions:
 
     # -- look-ups ------------------------------------------------------------------------------------------
 
+    def has_replica(self, topic: str, index: int) -> bool:
+        """Return whether this broker has a replica of the partition, as the metadata have it."""
+        known = None if self._image is None else self._image.topics.get(topic)
+        state = None if known is None else known.partitions.get(index)
+        return state is not None and self.broker_id in state.replicas
+
     def get(self, topic: str, index: int) -> Log:
         """Return the log of a partition. Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, KAFKA_STORAGE_ERROR,
         and NOT_LEADER_OR_FOLLOWER for another worker's."""
@@ -158,6 +164,11 @@ class Partitions:
         )
         state = None if known is None else known.partitions.get(index)
         return None if state is None else (state.leader, state.leader_epoch)
+
+    def topic_elsewhere(self, topic_id: bytes) -> bytes | None:
+        """Return the name of a topic, as the metadata have it."""
+        known = None if self._image is None else self._image.topics_by_id.get(topic_id)
+        return None if known is None else known.name.encode()
 
     def __iter__(self) -> Iterator[Log]:
         return iter(list(self._logs.values()))

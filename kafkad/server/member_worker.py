@@ -539,7 +539,7 @@ class MemberWorker(Worker):
         self._run(self._watch_replicas())
         self._follow_leaders()
         self._name_leaders()
-        self.reactor.ask_elsewhere(self.partitions.leader_elsewhere)
+        self.reactor.ask_elsewhere(self.partitions.leader_elsewhere, self.partitions.topic_elsewhere)
         if self.me == LEADER and self.config.auto_leader_rebalance_enable:
             self._preferred = PreferredLeaders(
                 self.config.node_id,

@@ -127,6 +127,36 @@ def session(client, partitions, session_id, epoch, **fields):
     return client.fetch(partitions, session_id=session_id, session_epoch=epoch, **fields)
 
 
+LATE = b"l" * 16
+
+
+def test_a_topic_that_comes_to_this_broker_is_decided_before_a_session_reads_it(world):
+    world.allow((WRITE, TOPIC, "late"), user="bob")
+    alice, bob = world.client(), world.client("bob")
+    opened = session(alice, [(LATE, 0, 0)], 0, 0, version=13)
+    assert rows(opened) == [(LATE, 0, errors.UNKNOWN_TOPIC_ID, -1, 0)]
+    world.partition("late", topic_id=LATE)
+    assert bob.produce("late", batch()).error_code == 0
+    for epoch in (1, 2):
+        told = session(alice, [], opened.session_id, epoch, version=13)
+        assert rows(told) == [(LATE, 0, DENIED, -1, 0)]
+    world.allow((READ, TOPIC, "late"))
+    assert rows(session(alice, [], opened.session_id, 3, version=13))[0][2] == 0
+
+
+def test_a_topic_that_comes_while_a_fetch_waits_is_decided_before_it_is_read(world):
+    world.allow((READ, TOPIC, "t"))
+    alice, bob = world.client(), world.client("bob")
+    world.allow((WRITE, TOPIC, "t"), (WRITE, TOPIC, "late"), user="bob")
+    waiting = alice.send_request(fetch([(ID, 0, 0), (LATE, 0, 0)], max_wait_ms=60_000), 13)
+    assert not alice.has_answer()
+    world.partition("late", topic_id=LATE)
+    assert bob.produce("late", batch()).error_code == 0
+    assert bob.produce("t", batch()).error_code == 0
+    codes = {row[0]: (row[2], row[4] > 0) for row in rows(alice.receive(messages.FetchResponse, 13, waiting))}
+    assert codes == {ID: (0, True), LATE: (DENIED, False)}
+
+
 def test_a_session_is_decided_for_each_client_that_uses_it(world):
     world.allow((READ, TOPIC, "t"), (WRITE, TOPIC, "t"), user="alice")
     alice, mallory = world.client("alice"), world.client("mallory")

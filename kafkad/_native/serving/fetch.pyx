@@ -18,7 +18,7 @@ A follower's Fetch reads up to the end of the log. Its offsets tell the leader h
 
 from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memset
+from libc.string cimport memcmp, memset
 
 from kafkad._native.wire.batch cimport NEED_PYTHON
 from kafkad._native.serving.connection cimport Conn, Core, Slot, Timer, slot_open, slot_pend
@@ -31,7 +31,7 @@ from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.partition_reads cimport ANY_REPLICA, OLDER_SEGMENT, ReadInfo
 from kafkad._native.log.partition_state cimport EPOCH_RAISED, PARTITION_GONE
 from kafkad._native.log.segments cimport log_file_release
-from kafkad._native.serving.leader_hints cimport begin_elsewhere, led_elsewhere
+from kafkad._native.serving.leader_hints cimport begin_elsewhere, key_elsewhere, led_elsewhere
 from kafkad._native.serving.partition_table cimport (
     Entry, Topic, TopicKey, Watch, key_new, key_release, key_retain, table_listen, topic_by_id, topic_by_name,
     unwatch, watch_fetch)
@@ -205,8 +205,10 @@ cdef bint parse(Fetching self, Cursor* body, FetchRequest* request, Cursor* topi
 
 # -- reading -----------------------------------------------------------------------------------------------
 
-cdef bint is_elsewhere(Fetching self, Fetched* fetched, Result* result) noexcept nogil:
+cdef bint is_elsewhere(Fetching self, const FetchRequest* request, Fetched* fetched, Result* result) noexcept nogil:
     cdef TopicKey* key = fetched.key
+    if is_undecided(request, fetched):
+        return False
     if fetched.session.uses_ids:
         return led_elsewhere(self, key.id, -1, fetched.index, &result.leader_id, &result.leader_epoch)
     return key.has_name and led_elsewhere(self, key.name, <int32_t>key.name_size, fetched.index, &result.leader_id,
@@ -219,9 +221,10 @@ cdef int unknown_code(Fetching self, Fetched* fetched) noexcept nogil:
     return UNKNOWN_TOPIC_OR_PARTITION
 
 
-cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read, bint* failed,
+cdef uint32_t read_all(Fetching self, FetchRequest* request, Slot** slot, int64_t* bytes_read, bint* failed,
                        uint32_t* known) noexcept nogil:
-    """Read every partition of the session in order into `results`; return their number."""
+    """Read every partition of the session in order into `results`; return their number. Python may run, and close the
+    connection or set `slot[0]` to NULL."""
     cdef Session* session = request.session
     cdef Fetched* fetched
     cdef Result* result
@@ -252,10 +255,13 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, int64_t* bytes_read
         result.read.available = 0
         result.read.file = NULL
         entry = entry_of(self, fetched)
+        if entry is not NULL and is_undecided(request, fetched):
+            decide_late(self, request, slot[0], fetched)
+            entry = entry_of(self, fetched)
         if request.stamp and is_denied(request, fetched):
             result.code = TOPIC_AUTHORIZATION_FAILED
             result.unknown = True
-        elif entry is NULL and is_elsewhere(self, fetched, result):
+        elif entry is NULL and is_elsewhere(self, request, fetched, result):
             result.code = NOT_LEADER_OR_FOLLOWER
         elif entry is NULL:
             result.code = unknown_code(self, fetched)
@@ -445,11 +451,17 @@ cdef inline bint is_denied(const FetchRequest* request, const Fetched* fetched) 
     return request.denied or fetched.right == 2 * request.stamp
 
 
+cdef inline bint is_undecided(const FetchRequest* request, const Fetched* fetched) noexcept nogil:
+    """Whether a consumer's right to a topic has not been asked for: no topic of its id was known. It must not be read."""
+    return request.stamp != 0 and request.replica_id < 0 and fetched.right >> 1 != request.stamp
+
+
 cdef bint decide(Fetching self, Conn* conn, FetchRequest* request) noexcept nogil:
     """Decide which partitions of the session the client may read. Return False if the turn is over before that.
 
-    An unknown topic id is not checked: its error comes first."""
+    A topic id that the cluster does not know is not checked: its error comes first."""
     cdef Fetched* fetched = request.session.first
+    cdef TopicKey* key = NULL
     cdef uint64_t asked = self.core.acl_asks
     cdef int64_t end_ns = 0
     cdef bint allowed
@@ -457,8 +469,12 @@ cdef bint decide(Fetching self, Conn* conn, FetchRequest* request) noexcept nogi
     if request.replica_id >= 0:
         request.denied = not may_replicate(self.core, conn)
         return True
+    begin_elsewhere(self)
     while fetched is not NULL:
-        if fetched.right >> 1 != request.stamp and fetched.key.has_name:
+        if fetched.right >> 1 != request.stamp and not fetched.key.has_name:
+            learn_name(self, fetched, key)
+        key = fetched.key
+        if fetched.right >> 1 != request.stamp and key.has_name:
             if asked != self.core.acl_asks:
                 asked = self.core.acl_asks
                 if end_ns == 0:
@@ -473,11 +489,33 @@ cdef bint decide(Fetching self, Conn* conn, FetchRequest* request) noexcept nogi
     return True
 
 
+cdef void learn_name(Fetching self, Fetched* fetched, TopicKey* neighbour) noexcept nogil:
+    """Give a topic that was unknown its key with a name, if it is in the table or in the cluster by now."""
+    cdef TopicKey* key
+    entry_of(self, fetched)
+    if fetched.key.has_name:
+        return
+    if neighbour is not NULL and neighbour.has_name and memcmp(neighbour.id, fetched.key.id, 16) == 0:
+        key = key_retain(neighbour)                     # the answer has one element for both
+    else:
+        key = key_elsewhere(self, fetched.key.id)
+    if key is not NULL:
+        key_release(fetched.key)
+        fetched.key = key
+
+
+cdef void decide_late(Fetching self, const FetchRequest* request, Slot* slot, Fetched* fetched) noexcept nogil:
+    """Decide about a topic that has come since the request was decided. Without a client it is denied."""
+    cdef bint allowed = slot is not NULL and not slot.conn.closed and (
+        may_topic(self.core, slot.conn, fetched.key, NULL, 0, RIGHT_READ))
+    fetched.right = 2 * request.stamp + allowed
+
+
 cdef void go_on(Fetching self, FetchRequest* request, Slot* slot) noexcept nogil:
     cdef int64_t bytes_read
     cdef bint failed
     cdef uint32_t known
-    cdef uint32_t count = read_all(self, request, &bytes_read, &failed, &known)
+    cdef uint32_t count = read_all(self, request, &slot, &bytes_read, &failed, &known)
     if slot.conn.closed:                                # by Python, meanwhile
         drop_results(self, count)
         session_release(request.session)
@@ -575,7 +613,7 @@ cdef void settle_fetch(Fetching self, WaitingFetch* fetch, bint patient) noexcep
     cdef int64_t bytes_read
     cdef bint failed
     cdef uint32_t known, count
-    count = read_all(self, &fetch.request, &bytes_read, &failed, &known)
+    count = read_all(self, &fetch.request, &fetch.slot, &bytes_read, &failed, &known)
     if fetch.slot is NULL:
         drop_results(self, count)
     elif (patient and not has_answer(self, &fetch.request, bytes_read, failed, known)) or (

@@ -80,6 +80,7 @@ cdef class Fetching:
     cdef dict nodes                 # by listener: this broker as an answer has it (NodeEndpoints)
     cdef dict leader_nodes          # by listener and broker id: others as an entry there
     cdef object elsewhere           # who leads a partition that has no replica here (reactor.pyi); None: all are here
+    cdef object name_elsewhere      # the name of a topic that has no replica here, by its id
     cdef uint32_t elsewhere_left    # how often the request at hand may still ask it
     cdef FollowerMail followers     # of several workers
     cdef Rack* racks                # of a RackAwareReplicaSelector (near_replicas.pyx); NULL: clients read from leaders

@@ -102,6 +102,7 @@ cdef class Fetching:
         self.nodes = {}
         self.leader_nodes = {}
         self.elsewhere = None
+        self.name_elsewhere = None
         cache_init(&self.cache, &table.table, slots, eviction_ms, partitions_max, orphan_ms)
 
     def __dealloc__(self):

@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int16_t, int32_t, uint8_t, uint32_t
 
-from kafkad._native.serving.connection cimport Slot
+from kafkad._native.serving.connection cimport Conn, Slot
 from kafkad._native.serving.fetch_state cimport Fetching
-from kafkad._native.serving.partition_table cimport Entry
+from kafkad._native.serving.partition_table cimport Entry, TopicKey
 from kafkad._native.wire.errors cimport (
     FENCED_LEADER_EPOCH, NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION)
 
@@ -34,9 +34,16 @@ cdef inline void begin_elsewhere(Fetching self) noexcept nogil:
     self.elsewhere_left = ELSEWHERE_MAX if <void*>self.elsewhere is not <void*>None else 0
 
 # Whether the cluster has a partition that the table has not: other brokers have its replicas. `name_size` -1: `topic` is
-# an id. The leader is -1 if it has none; and both are -1 if False.
+# an id. The leader is -1 if it has none; and both are -1 if False. The caller has checked the client's rights.
 cdef bint led_elsewhere(Fetching self, const void* topic, int32_t name_size, int32_t index, int32_t* leader_id,
                         int32_t* leader_epoch) noexcept nogil
+
+# The key of a topic that the cluster has and the table has not, with its name and this id: a new reference. NULL: no such
+# topic is known.
+cdef TopicKey* key_elsewhere(Fetching self, const uint8_t* id) noexcept nogil
+
+# Whether the client lacks this right to such a topic. False if it is not known: the client gets UNKNOWN_TOPIC_ID.
+cdef bint is_denied_elsewhere(Fetching self, Conn* conn, const uint8_t* id, int right) noexcept nogil
 
 # The error of a partition that the table has not. `by_id`: the topic is not there, and was named by its id.
 cdef inline int code_elsewhere(Fetching self, const void* topic, int32_t name_size, int32_t index, bint by_id) noexcept nogil:

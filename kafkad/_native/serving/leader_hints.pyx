@@ -12,9 +12,10 @@ from libc.stdlib cimport calloc, free, qsort, realloc
 from libc.string cimport memcpy, memmove
 
 from kafkad._native.log.partition cimport Partition
-from kafkad._native.serving.connection cimport core_fatal, Slot, slot_extend
+from kafkad._native.serving.connection cimport Conn, core_fatal, Slot, slot_extend
 from kafkad._native.serving.fetch_state cimport Fetching
-from kafkad._native.serving.partition_table cimport Entry
+from kafkad._native.serving.partition_table cimport Entry, TopicKey, key_new, key_release
+from kafkad._native.serving.topic_rights cimport may_topic
 from kafkad._native.shared.watermarks cimport ROLE_NONE, Row
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK, put_i32
 
@@ -46,8 +47,8 @@ cdef bint led_elsewhere(Fetching self, const void* topic, int32_t name_size, int
                         int32_t* leader_epoch) noexcept nogil:
     leader_id[0] = -1
     leader_epoch[0] = -1
-    if self.elsewhere_left == 0 or name_size > NAME_SIZE_MAX or (name_size < 0 and self.core.authorizing):
-        return False                                    # rights are decided by name
+    if self.elsewhere_left == 0 or name_size > NAME_SIZE_MAX:
+        return False
     self.elsewhere_left -= 1
     with gil:
         return ask_elsewhere(self, topic, name_size, index, leader_id, leader_epoch)
@@ -64,6 +65,36 @@ cdef bint ask_elsewhere(Fetching self, const void* topic, int32_t name_size, int
     except BaseException:
         core_fatal(self.core)
         return False
+
+
+cdef TopicKey* key_elsewhere(Fetching self, const uint8_t* id) noexcept nogil:
+    if self.elsewhere_left == 0:
+        return NULL
+    self.elsewhere_left -= 1
+    with gil:
+        return ask_key(self, id)
+
+
+cdef TopicKey* ask_key(Fetching self, const uint8_t* id) noexcept:
+    cdef bytes name
+    try:
+        name = self.name_elsewhere(PyBytes_FromStringAndSize(<const char*>id, TOPIC_ID_SIZE))
+    except BaseException:
+        core_fatal(self.core)
+        return NULL
+    if name is None:
+        return NULL
+    return key_new(&self.table.table, PyBytes_AS_STRING(name), <size_t>PyBytes_GET_SIZE(name), id)
+
+
+cdef bint is_denied_elsewhere(Fetching self, Conn* conn, const uint8_t* id, int right) noexcept nogil:
+    cdef TopicKey* key = key_elsewhere(self, id)
+    cdef bint denied
+    if key is NULL:
+        return False
+    denied = not may_topic(self.core, conn, NULL, key.name, key.name_size, right)
+    key_release(key)
+    return denied
 
 
 cdef void put_leader(uint8_t* at, uint8_t tag, int32_t leader_id, int32_t leader_epoch) noexcept nogil:

@@ -36,7 +36,7 @@ from kafkad._native.serving.outcomes cimport free_text, note_refusal
 from kafkad._native.log.guards cimport NEED_TRANSACTION, PLAIN
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.serving.fetch_state cimport Fetching
-from kafkad._native.serving.leader_hints cimport begin_elsewhere, code_elsewhere
+from kafkad._native.serving.leader_hints cimport begin_elsewhere, code_elsewhere, is_denied_elsewhere
 from kafkad._native.serving.partition_table cimport Entry, Topic, topic_by_id, topic_by_name, topic_entry
 from kafkad._native.serving.produce_gate cimport (
     asking_enter, asking_leave, gate_admission, gate_ask, gate_give_up, gate_try_again, has_two_producers)
@@ -223,11 +223,13 @@ cdef bint append_some(Producing self, Conn* conn, Request* request, HeldProduce*
         parts = &request.topics[i]
         topic = same_topic(held, i, find_topic(self, parts))
         denied = False
-        if self.core.authorizing and not again and request.refused_whole == 0 and (
-                topic is not NULL or parts.name_size >= 0):
+        if self.core.authorizing and not again and request.refused_whole == 0:
             asked = self.core.acl_asks
-            denied = not may_topic(self.core, conn, topic.key if topic is not NULL else NULL, <const char*>parts.name,
-                                   <size_t>parts.name_size, RIGHT_WRITE)
+            if topic is NULL and parts.name_size < 0:
+                denied = is_denied_elsewhere(<Fetching>self.core.fetching, conn, parts.name, RIGHT_WRITE)
+            else:
+                denied = not may_topic(self.core, conn, topic.key if topic is not NULL else NULL,
+                                       <const char*>parts.name, <size_t>parts.name_size, RIGHT_WRITE)
             if conn.closed:
                 request.next_number = number
                 return False

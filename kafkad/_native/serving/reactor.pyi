@@ -115,9 +115,14 @@ class Reactor:
         """A worker has died: what is in flight to it fails. A late or repeated call has no effect."""
     def hold_cold_reads(self, held: bool) -> None:
         """For tests: if `held`, start no cold read until this is called with False."""
-    def ask_elsewhere(self, leader: Callable[[bytes, bool, int], tuple[int, int] | None] | None) -> None:
+    def ask_elsewhere(
+        self,
+        leader: Callable[[bytes, bool, int], tuple[int, int] | None] | None,
+        name: Callable[[bytes], bytes | None] | None,
+    ) -> None:
         """Refuse partitions that have no replica here as NOT_LEADER_OR_FOLLOWER, if the cluster has them:
-        `leader(topic, is_id, index)` returns the leader (-1: none) and its epoch, or None if it has not."""
+        `leader(topic, is_id, index)` returns the leader (-1: none) and its epoch, or None if it has not.
+        `name(topic id)` returns the topic's name, by which rights are decided."""
     def name_leaders(self, nodes: dict[tuple[str, int], bytes]) -> None: ...
     def name_leader(self, broker_id: int, nodes: dict[str, bytes]) -> None:
         """Name the leader of the partitions that a Fetch asks for; by listener, the tags of an answer that

@@ -347,8 +347,9 @@ cdef class Reactor(Rounds):
         (KIP-951)."""
         self.fetching.leader_nodes = dict(nodes)
 
-    def ask_elsewhere(self, leader):
+    def ask_elsewhere(self, leader, name):
         self.fetching.elsewhere = leader
+        self.fetching.name_elsewhere = name
 
     def throttle_replication(self, quota not None):
         self.fetching.replication = quota

@@ -37,6 +37,7 @@ class ControllerProcess:
 
     def __init__(self, properties: Path, log_file: Path, port: int):
         self.properties, self.log_file, self.port = properties, log_file, port
+        self.workers = 1
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -56,7 +57,7 @@ class ControllerProcess:
         self._before = self.log.count(READY)
         with open(self.log_file, "ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "kafkad", "serve", "--workers", "1", str(self.properties)],
+                [sys.executable, "-m", "kafkad", "serve", "--workers", str(self.workers), self.properties],
                 cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=die_with_parent,
             )  # fmt: skip
         return self

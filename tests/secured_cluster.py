@@ -31,7 +31,12 @@ class SecuredCluster:
     """`with SecuredCluster(path, kinds)`; `kinds` says what each node is, `more` has keys by its number."""
 
     def __init__(
-        self, path: Path, kinds: Sequence[str], more: Mapping[int, Mapping[str, object]] | None = None
+        self,
+        path: Path,
+        kinds: Sequence[str],
+        more: Mapping[int, Mapping[str, object]] | None = None,
+        *,
+        workers: int = 1,
     ):
         self.path = path
         (path / "stores").mkdir(parents=True)
@@ -39,6 +44,8 @@ class SecuredCluster:
         self.cluster_id = random_uuid()
         self.kinds = dict(enumerate(kinds, 1))
         self.nodes = {number: Node(path, number, free_port(), free_port()) for number in self.kinds}
+        for each in self.nodes.values():
+            each.kafkad.workers = workers
         self.bootstrap = ",".join(node.bootstrap for node in self.nodes.values())
         voters = ",".join(f"{number}@127.0.0.1:{node.controller_port}" for number, node in self.nodes.items())
         self.voters = {"controller.quorum.voters": voters}

@@ -114,7 +114,11 @@ def _look_up(
         log = services.partitions.reader(topic, asked.partition_index) if timestamp in IN_ROWS else None
         is_reader = log is not None
         if is_reader:
-            log.refresh()  # raises NOT_LEADER_OR_FOLLOWER itself
+            try:
+                log.refresh()
+            except KafkaError:  # NOT_LEADER_OR_FOLLOWER: an error of the epoch comes first, as in Kafka
+                check_leader_epoch(log, asked.current_leader_epoch)
+                raise
         else:
             log = services.partitions.get(topic, asked.partition_index)
     check_leader_epoch(log, asked.current_leader_epoch)

@@ -74,6 +74,9 @@ def write_txn_markers(services: Services, context: RequestContext, request: Any)
                 continue  # not in Kafka's answer, either
             its = codes.setdefault(marker.producer_id, {}).setdefault(topic.name, {})
             for index in topic.partition_indexes:
+                if not services.partitions.has_replica(topic.name, index):
+                    its[index] = errors.UNKNOWN_TOPIC_OR_PARTITION  # as in Kafka: the coordinator tries again
+                    continue
                 waiting.count += 1
                 its[index] = errors.REQUEST_TIMED_OUT
                 write_marker(services, topic.name, index, marker, waiting.note(its, index))

@@ -110,7 +110,7 @@ class MarkerTransport:
     async def _send(self, worker: int, shares: list[Share]) -> None:
         request = Request(markers=[entry for entry, _, _ in shares])
         client = RemoteClient("", "", OURSELVES, "", "")
-        context = RequestContext(WRITE_TXN_MARKERS, VERSION, 0, US, "", "", client)
+        context = RequestContext(WRITE_TXN_MARKERS, VERSION, 0, US, "", "", client, OURSELVES)
         frame = codec.encode_request(request, VERSION, 0, US)
         codes: dict[tuple[int, TopicPartition], int] = {}
         try:

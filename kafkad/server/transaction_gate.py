@@ -184,7 +184,7 @@ class TransactionGate:
     async def _send(self, worker: int, asked: list[tuple[Any, Answered]]) -> None:
         request = Request(transactions=[entry for entry, _ in asked])
         client = RemoteClient("", "", OURSELVES, "", "")
-        context = RequestContext(ADD_PARTITIONS_TO_TXN, VERSION, 0, US, "", "", client)
+        context = RequestContext(ADD_PARTITIONS_TO_TXN, VERSION, 0, US, "", "", client, OURSELVES)
         frame = codec.encode_request(request, VERSION, 0, US)
         results: Sequence[Any] = ()
         try:

@@ -442,7 +442,8 @@ class LeaderFetcher:
                 secured = await self._secured(opened)
                 await self._watch(opened, secured)
             except (OSError, TimeoutError, UnicodeError) as trouble:
-                self._say(f"it cannot be reached: {getattr(trouble, 'strerror', None) or trouble!r}")
+                reason = getattr(trouble, "strerror", None) or str(trouble) or type(trouble).__name__
+                self._say(f"it cannot be reached: {reason}")
             except (Unusable, Unreachable) as trouble:
                 self._say(str(trouble))
             failures = 0 if self.native.answers > answers else failures + 1

@@ -135,6 +135,7 @@ AT_CONTROLLERS: Final[dict[int, Access]] = {  # on their listeners; a client's i
     54: _NODES,  # EndQuorumEpoch
     56: _NODES,  # AlterPartition
     59: _NODES,  # FetchSnapshot
+    60: Access((Whole(_ALTER, Kind.CLUSTER),), custom="describe_cluster"),  # DescribeCluster: the controllers
     62: _NODES,  # BrokerRegistration
     63: _NODES,  # BrokerHeartbeat
     67: _NODES,  # AllocateProducerIds

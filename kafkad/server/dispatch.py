@@ -229,7 +229,11 @@ class Dispatcher:
         if gate.refused is not None:
             return gate.refused
         assert api.handler is not None
-        served = gate.serve() if gate.serve is not None else api.handler(self.services, context, request)
+        try:
+            served = gate.serve() if gate.serve is not None else api.handler(self.services, context, request)
+        except Exception:
+            gate.restore()
+            raise
         return finish(gate, served)
 
     def _executed_in_steps(self, api: Api, context: RequestContext, request: Any) -> Steps:

@@ -38,9 +38,10 @@ After = Callable[[Any], Steps]
 
 
 class Gate:
-    """`after`: steps that take the response and complete it. `refused`: the response if all is refused."""
+    """`after`: steps that take the response and complete it. `refused`: the response if all is refused.
+    `whole`: the arrays of the request from which elements were removed, as they came."""
 
-    __slots__ = ("after", "context", "name", "refused", "request", "serve", "services", "subject")
+    __slots__ = ("after", "context", "name", "refused", "request", "serve", "services", "subject", "whole")
 
     def __init__(
         self, subject: Subject, services: Services, context: RequestContext, request: Any, name: str
@@ -51,6 +52,7 @@ class Gate:
         self.request = request
         self.name = name  # of the API
         self.after: list[After] = []
+        self.whole: dict[str, list[Any]] = {}
         self.refused: Any = None
         self.serve: Callable[[], Any] | None = None  # called instead of the handler
 
@@ -88,8 +90,18 @@ class Gate:
             if number % AT_ONCE == 0:
                 yield
         if denied:
-            setattr(self.request, array, allowed)
+            self.keep(array, allowed)
         return denied
+
+    def keep(self, array: str, allowed: list[Any]) -> None:
+        """Leave only these elements in the request."""
+        self.whole[array] = getattr(self.request, array)
+        setattr(self.request, array, allowed)
+
+    def restore(self) -> None:
+        """The handler has failed: its error is the answer for every element that the client has sent."""
+        for array, elements in self.whole.items():
+            setattr(self.request, array, elements)
 
     def deny(
         self, array: str, denied: list[Any], code: int, answers: str, message: str | None = None
@@ -141,7 +153,8 @@ def admit(
 
 
 def finish(gate: Gate, answer: Any) -> Any:
-    """Complete the handler's answer: return it as it is, steps that return it, or an awaitable of it."""
+    """Complete the handler's answer: return it as it is, steps that return it, or an awaitable of it. If the
+    handler fails, the request is restored."""
     if not gate.after:
         return answer
     if inspect.isawaitable(answer):
@@ -150,12 +163,21 @@ def finish(gate: Gate, answer: Any) -> Any:
 
 
 async def _finish_later(gate: Gate, answer: Awaitable[Any]) -> Any:
-    return _finish(gate, await answer)
+    try:
+        answered = await answer
+    except Exception:
+        gate.restore()
+        raise
+    return _finish(gate, answered)
 
 
 def _finish(gate: Gate, answer: Any) -> Steps:
-    while isinstance(answer, Generator):
-        answer = yield from answer
+    try:
+        while isinstance(answer, Generator):
+            answer = yield from answer
+    except Exception:
+        gate.restore()
+        raise
     if inspect.isawaitable(answer):
         return _finish_later(gate, answer)
     for after in gate.after:
@@ -624,7 +646,7 @@ def _configs(gate: Gate, operation: Operation) -> Steps:
         if number % AT_ONCE == 0:
             yield
     if denied:
-        gate.request.resources = allowed
+        gate.keep("resources", allowed)
     for code, resources in denied.items():
         gate.deny("resources", resources, code, answers, MESSAGES[code])
 

@@ -1,5 +1,7 @@
 """The guard of requests: what it does beside the answers that tests/integration/test_access.py compares."""
 
+import asyncio
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +10,8 @@ from kafkad.api import metadata
 from kafkad.api.access import ACCESS
 from kafkad.api.context import RequestContext
 from kafkad.metadata.image import MetadataImage
-from kafkad.protocol import messages
+from kafkad.protocol import errors, messages
+from kafkad.protocol.errors import KafkaError
 from kafkad.security.acls import Acl
 from kafkad.security.authorizer import Authorizer
 from kafkad.server.guard import AT_ONCE, admit, finish
@@ -123,6 +126,38 @@ def test_an_api_that_was_forgotten_is_refused(authorizer, services, monkeypatch)
     gate, _ = drive(at(authorizer, services, beat, 4))
     assert gate.refused.error_code == 31
     gate, _ = drive(at(authorizer, services, beat, 4, user="User:root"))
+    assert gate.refused is None
+
+
+async def failing():
+    raise KafkaError(errors.NOT_CONTROLLER)
+
+
+def failing_in_steps():
+    yield
+    raise KafkaError(errors.NOT_CONTROLLER)
+
+
+@pytest.mark.parametrize("made", [failing, failing_in_steps])
+def test_an_error_of_the_handler_is_for_every_element(authorizer, services, made):
+    Topic = messages.CreateTopicsRequest.Topics
+    request = messages.CreateTopicsRequest(topics=[Topic(name="t1"), Topic(name="t2")])
+    authorizer.change([Acl(2, "t1", 3, "User:alice", "*", 5, 3)], ())
+    gate, _ = drive(at(authorizer, services, request, 7))
+    assert [topic.name for topic in request.topics] == ["t1"]
+    finished = finish(gate, made())
+    with pytest.raises(KafkaError):
+        asyncio.run(finished) if inspect.isawaitable(finished) else drive(finished)
+    assert [topic.name for topic in request.topics] == ["t1", "t2"]
+
+
+def test_a_controller_names_the_controllers_only_to_who_may_alter_the_cluster(authorizer, services):
+    services.is_controller = True
+    request = messages.DescribeClusterRequest(endpoint_type=2)
+    gate, _ = drive(at(authorizer, services, request, 2))
+    assert gate.refused.error_code == errors.CLUSTER_AUTHORIZATION_FAILED
+    authorizer.change([Acl(4, "kafka-cluster", 3, "User:alice", "*", 7, 3)], ())
+    gate, _ = drive(at(authorizer, services, request, 2))
     assert gate.refused is None
 
 

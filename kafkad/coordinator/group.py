@@ -579,7 +579,9 @@ class ClassicGroup:
     def _stored_empty(self, code: int) -> None:
         # Without the record, a restart brings back the previous generation, and its members time out.
         if code:
-            logger.warning("group %s: that it is empty could not be stored (error %d)", self.group_id, code)
+            logger.warning(
+                "group %s: that it is empty could not be stored (%s)", self.group_id, errors.KafkaError(code)
+            )
 
     def _elect_joined_leader(self) -> bool:
         """If the leader did not join, choose a member that did. Return False if none did."""

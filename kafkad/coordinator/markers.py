@@ -174,8 +174,8 @@ class Markers:
         for partition, code in failed.items():
             if code not in RETRIED:
                 logger.error(
-                    "transaction %s: no marker in %s-%d (error %d); it is tried again",
-                    transaction.transactional_id, *partition, code,
+                    "transaction %s: no marker in %s-%d (%s); it is tried again",
+                    transaction.transactional_id, *partition, errors.KafkaError(code),
                 )  # fmt: skip
         ending.waiting = list(failed)
         self._wait(ending)

@@ -442,7 +442,7 @@ class Shard:
 
         def created(code: int) -> None:
             if code:
-                logger.warning("group %s could not be created (error %d)", group.group_id, code)
+                logger.warning("group %s could not be created (%s)", group.group_id, errors.KafkaError(code))
                 group.close(code)
                 if self.groups.get(group.group_id) is group:
                     del self.groups[group.group_id]

@@ -205,8 +205,8 @@ class TransactionShard:
                 if code != keep_pending:
                     transaction.forget()
                 logger.info(
-                    "transaction %s could not become %s (error %d)",
-                    transaction.transactional_id, change.state.name, code,
+                    "transaction %s could not become %s (%s)",
+                    transaction.transactional_id, change.state.name, KafkaError(code),
                 )  # fmt: skip
             else:
                 transaction.complete(change)
@@ -249,8 +249,8 @@ class TransactionShard:
                 try_again()
             elif code and code != errors.NOT_COORDINATOR:
                 logger.error(
-                    "transaction %s: all markers are written, but not its end (error %d)",
-                    transaction.transactional_id, code,
+                    "transaction %s: all markers are written, but not its end (%s)",
+                    transaction.transactional_id, KafkaError(code),
                 )  # fmt: skip
 
         if not self.closed:
@@ -291,7 +291,9 @@ class TransactionShard:
                 self._settled(transaction)
             counts = self.index, len(expired)
             if code:
-                logger.warning("__transaction_state-%d: %d expired ids are kept (error %d)", *counts, code)
+                logger.warning(
+                    "__transaction_state-%d: %d expired ids are kept (%s)", *counts, KafkaError(code)
+                )
             else:
                 logger.info("__transaction_state-%d: %d transactional ids expired", *counts)
 

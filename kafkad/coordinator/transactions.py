@@ -412,7 +412,9 @@ class TransactionCoordinator:
     def _abort_timed_out(self, shard: TransactionShard, transaction: Transaction) -> None:
         def done(code: int, *_: int) -> None:
             if code:
-                logger.warning("transaction %s timed out, but cannot be aborted now (error %d)", name, code)
+                logger.warning(
+                    "transaction %s timed out, but cannot be aborted now (%s)", name, KafkaError(code)
+                )
             else:
                 logger.info("transaction %s is aborted: it timed out", name)
 

@@ -502,7 +502,7 @@ def test_who_waits_has_no_longer_than_one_patience_in_all(world):
 # -- markers
 
 
-def test_markers_that_can_be_written_later_are_tried_again_ever_less_often(world):
+def test_markers_that_can_be_written_later_are_tried_again_ever_less_often(world, caplog):
     who = world.began()
     world.add(who, 1)
     world.transport.failures = [errors.NOT_LEADER_OR_FOLLOWER, NONE, *[errors.REQUEST_TIMED_OUT] * 6]
@@ -516,7 +516,10 @@ def test_markers_that_can_be_written_later_are_tried_again_ever_less_often(world
     assert times == [50, 150, 350, 750, 1_550]
     assert world.state is State.PREPARE_COMMIT
     assert [partition for _, partition in world.transport.sent[2:]] == [("t", 0)] * 5
+    assert caplog.text == ""
+    world.transport.failures = [errors.CLUSTER_AUTHORIZATION_FAILED]
     world.coordinator.markers.retry_now()
+    assert "no marker in t-0 (CLUSTER_AUTHORIZATION_FAILED); it is tried again" in caplog.text
     world.coordinator.markers.retry_now()
     assert world.state is State.COMPLETE_COMMIT
     assert world.scheduler.armed() == 0

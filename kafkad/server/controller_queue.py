@@ -146,6 +146,7 @@ class AnsweringController(Generic[C]):
         self._serial = Serial(turns, loop)
         self._loop = loop
         self._changes = changes
+        self._drained = False
 
     def create_topics(self, request: Any, context: RequestContext | None = None) -> Any:
         steps = self._controller.create_topics(request, context)
@@ -215,7 +216,9 @@ class AnsweringController(Generic[C]):
 
     def assign_directories(self, placed: dict[tuple[bytes, int], bytes]) -> None:
         """Assign directories, and retry after a KafkaError: no client waits for it. Any other error is a bug,
-        and goes to the loop, which ends the worker."""
+        and goes to the loop, which ends the worker. Once a stop has begun, the next start assigns them."""
+        if self._drained:
+            return
 
         def again(trouble: KafkaError) -> None:
             logger.warning("log directories could not be assigned, will try again: %s", trouble)
@@ -241,6 +244,7 @@ class AnsweringController(Generic[C]):
     def drain(self) -> None:
         """Append all queued work now, and wait for the disk: the first step of a stop. Raises KafkaError,
         OSError."""
+        self._drained = True
         self._serial.drain()
         self._controller.settle()
 

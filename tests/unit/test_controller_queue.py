@@ -206,6 +206,26 @@ def test_a_stop_appends_what_is_queued_and_waits_for_the_disk(tmp_path):
     scenario(tmp_path, steps)
 
 
+def test_directories_of_a_change_that_came_with_the_stop_are_not_assigned_to_a_closed_log(tmp_path):
+    """A broker ended with status 70 after SIGTERM: they were planned on the closed metadata log."""
+
+    async def steps(world):
+        tries = []
+
+        def assign(placed):
+            tries.append(placed)
+            yield
+
+        world.controller.drain()
+        world.log.close()
+        world.controller._controller = SimpleNamespace(assign_directories=assign)
+        world.controller.assign_directories({})
+        await turns()
+        assert tries == []
+
+    scenario(tmp_path, steps)
+
+
 def test_all_who_ask_for_producer_ids_wait_for_one_block(tmp_path):
     async def steps(world):
         ids = ProducerIds(world.controller)

@@ -48,6 +48,19 @@ def shell(kafkad_broker, tmp_path):
     return lambda script: run(tmp_path, kafkad_broker, script)
 
 
+@pytest.mark.parametrize(
+    "page", ["README.md", *sorted(f"docs/{each.name}" for each in (ROOT / "docs").glob("*.md"))]
+)
+def test_python_on_a_page_can_be_pasted(page):
+    text = (ROOT / page).read_text()
+    for each in re.findall(r"^```python\n(.*?)^```", text, re.S | re.M):
+        compile(each, page, "exec")  # raises SyntaxError
+    # an indented block would escape the check above
+    assert not re.search(
+        r"^    (spark|frame|df)\.", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), re.M
+    )
+
+
 def test_the_commands_of_the_readme(shell):
     script = block("README.md", "export PATH=$PWD/.venv/bin:$PATH")
     assert '{"order": 17, "item": "book"}' in shell(script)

@@ -103,7 +103,7 @@ def reassign(
 ) -> None:
     """Move partitions to other brokers, or show the moves under way.
 
-    The first broker of a list is the preferred leader. The partition serves on while it moves.
+    The first broker of a list is the preferred leader. Clients can use a partition while it moves.
 
     \b
       kafkad cluster reassign orders-0=2,3,4 orders-1=3,4,2 --throttle 50000000
@@ -123,7 +123,7 @@ def reassign(
     with connected(bootstrap) as cluster:
         if unthrottle:
             throttles.remove(cluster)
-            say("nothing is throttled")
+            say("all throttles are removed")
             return
         if throttle:
             throttles.begin(cluster, throttle, {key: ids for key, ids in targets.items() if ids is not None})
@@ -195,9 +195,9 @@ def features(levels: tuple[str, ...], downgrade: bool, dry_run: bool, bootstrap:
 @click.argument("broker", type=click.IntRange(0))
 @server_options
 def unregister(broker: int, bootstrap: str, as_json: bool) -> None:
-    """Forget a broker that has been stopped for good, after its partitions were moved away.
+    """Remove the registration of a broker that will not return.
 
-    A broker that runs is not forgotten: it would serve nothing until its next start.
+    Move its partitions to other brokers first, then stop it. The command refuses a broker that still runs.
     """
     with connected(bootstrap) as cluster:
         if broker in {each.node_id for each in cluster.refresh([]).brokers}:

@@ -111,13 +111,13 @@ def _ends(cluster: Cluster, node: int, topics: Any) -> dict[tuple[str, int], int
 
 @click.command(context_settings=CONTEXT)
 @click.option("--add", metavar="FILE", help="Make the controller with this properties file a voter.")
-@click.option("--remove", metavar="ID:DIRECTORY", help="Make a voter none.")
+@click.option("--remove", metavar="ID:DIRECTORY", help="Remove this voter from the quorum.")
 @server_options
 def quorum(add: str | None, remove: str | None, bootstrap: str, as_json: bool) -> None:
     """Show the quorum of controllers: its leader, and how far each node has the metadata log.
 
-    A broker that is no controller is an observer of it. The voters can be changed where they stand in the
-    log (kraft.version 1), one at a time.
+    Brokers that are not controllers are observers: they follow the log without a vote. With kraft.version 1,
+    --add and --remove change the voters, one at a time.
 
     \b
       kafkad cluster quorum --add controller4.properties

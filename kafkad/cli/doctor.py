@@ -31,7 +31,7 @@ def command() -> None:
 @click.option("--no-read", is_flag=True, help="Do not start Spark.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def spark(bootstrap: str | None, topic: str | None, no_read: bool, as_json: bool) -> None:
-    """Check Python, packages, Java and brokers like a Spark job would use them."""
+    """Check Python, packages, Java and brokers as a Spark job would use them."""
     from kafkad.spark import doctor
 
     if topic is not None and bootstrap is None:
@@ -60,11 +60,11 @@ def spark(bootstrap: str | None, topic: str | None, no_read: bool, as_json: bool
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def cluster(properties: str | None, bootstrap: str | None, as_json: bool) -> None:  # fmt: skip
-    """Say what would not work if kafkad took the place of a node.
+    """Report what would not work if kafkad took the place of a node.
 
-    PROPERTIES is the node's server.properties: what kafkad would refuse to start with. --bootstrap-server is
-    the cluster of JVM Kafka or of kafkad, while it runs: what it uses that kafkad has not, and whether a
-    restart of a node would stop anything.
+    PROPERTIES is the node's server.properties; the check finds settings that kafkad refuses.
+    --bootstrap-server is a running cluster of JVM Kafka or kafkad; the check finds features that it uses and
+    kafkad does not support, and whether it could lose a node now without an interruption.
 
     \b
       kafkad doctor cluster /etc/kafka/server.properties --bootstrap-server kafka1:9092

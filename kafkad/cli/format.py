@@ -19,7 +19,9 @@ FORMATS: Final = "one of the following: --standalone, --initial-controllers, or 
 @click.option(
     "-c", "--config", "config_file", type=click.Path(dir_okay=False), help="The same as PROPERTIES."
 )
-@click.option("-t", "--cluster-id", metavar="ID", help="Of all nodes of the cluster. Default: a random one.")
+@click.option(
+    "-t", "--cluster-id", metavar="ID", help="The cluster id, the same for all nodes. Default: a random one."
+)
 @click.option("--data-dir", metavar="D", help="Directory of the data (log.dirs).")
 @click.option("--override", metavar="KEY=VALUE", multiple=True, help="Set a key of server.properties.")
 @click.option("-s", "--standalone", is_flag=True, help="This controller is the only voter, for now.")
@@ -29,9 +31,19 @@ FORMATS: Final = "one of the following: --standalone, --initial-controllers, or 
     metavar="ID@HOST:PORT:DIRECTORY,...",
     help="The first voters, the same for all nodes; DIRECTORY is the id of the voter's metadata directory.",
 )
-@click.option("-N", "--no-initial-controllers", is_flag=True, help="The quorum is there, or made elsewhere.")
+@click.option(
+    "-N",
+    "--no-initial-controllers",
+    is_flag=True,
+    help="Name no voters: the quorum exists, or another node creates it.",
+)
 @click.option("-g", "--ignore-formatted", is_flag=True, help="Skip directories that are formatted.")
-@click.option("-r", "--release-version", metavar="V", help="Of Kafka, for the first feature levels: 4.0.")
+@click.option(
+    "-r",
+    "--release-version",
+    metavar="V",
+    help="The Kafka release whose feature levels the cluster begins with, such as 4.0.",
+)
 @click.option("--random-uuid", is_flag=True, help="Print an id for a cluster or a directory, and end.")
 @click.option(
     "-S",
@@ -39,9 +51,16 @@ FORMATS: Final = "one of the following: --standalone, --initial-controllers, or 
     "scram",
     metavar="MECHANISM=[name=N,password=P]",
     multiple=True,
-    help="A user that logs in with SCRAM, of the first cluster metadata.",
+    help="Create a user that logs in by SCRAM; may be repeated.",
 )
-@click.option("-f", "--feature", "features", metavar="NAME=LEVEL", multiple=True, help="One feature level.")
+@click.option(
+    "-f",
+    "--feature",
+    "features",
+    metavar="NAME=LEVEL",
+    multiple=True,
+    help="Set one feature level; may be repeated.",
+)
 def command(
     properties: str | None,
     config_file: str | None,

@@ -259,7 +259,7 @@ def test_read(bootstrap: str | None, topic: str | None) -> Finding:
         last = (run.stderr.strip() or "nothing").splitlines()[-1]
         return Finding("test read", f"Spark ended with {run.returncode}: {last}", "see what Spark logs")
     if trouble:
-        return Finding("test read", essence(trouble), "the sentence says it; Spark's log has the rest")
+        return Finding("test read", essence(trouble), "see the error message; Spark's log has the details")
     return Finding("test read", found)
 
 

@@ -683,9 +683,11 @@ def answers_that_nobody_reads(world, size, stack):
 
 @shape(60, 60, 200)
 def records_that_nobody_reads(world, size, stack):
+    topic = f"unread-{size}"  # "t" may have been deleted by one of the requests before
     with Wire(world.bootstrap, PATIENCE) as wire:
-        assert produce(wire, "t", batch(bytes(900_000)), 3).error_code == 0
-    one = fetched([("t", [(3, 1 << 20)])])
+        create_topic(wire, topic)
+        assert produce(wire, topic, batch(bytes(900_000))).error_code == 0
+    one = fetched([(topic, [(0, 1 << 20)])])
     return held_open(world, size, (struct.pack(">i", len(one)) + one) * 200, 1.0)
 
 

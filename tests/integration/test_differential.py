@@ -18,7 +18,7 @@ import pytest
 from crc32c import crc32c
 
 from kafkad.api.table import ROWS
-from kafkad.protocol import messages
+from kafkad.protocol import errors, messages
 from kafkad.protocol.compression import ZSTD
 from kafkad.protocol.records import Record, build_batch
 from kafkad.testing import Broker
@@ -79,6 +79,11 @@ DEAD = [
 
 
 # Differences that are meant, each with its entry in docs/differences.md.
+def deletes_nothing(topics: list[dict[str, Any]]) -> bool:
+    codes = {part["error_code"] for topic in topics for part in topic["partitions"]}
+    return codes <= {0, errors.UNKNOWN_TOPIC_OR_PARTITION}
+
+
 MEANT: dict[str, Callable[[Request, str, Any, Any], bool]] = {
     "Fetch: no aborted transactions where there was no room": lambda request, path, ours, theirs: (
         request.key == 1
@@ -132,6 +137,16 @@ MEANT: dict[str, Callable[[Request, str, Any, Any], bool]] = {
             for each in theirs
             if each not in ours
         )
+    ),
+    "OffsetDelete: of a group that a commit has not made": lambda request, path, ours, theirs: (
+        (request.key == 47 and (path, ours, theirs) == ("error_code", errors.GROUP_ID_NOT_FOUND, 0))
+        or (request.key == 47 and path == "topics" and ours == [] and deletes_nothing(theirs))
+    ),
+    "Fetch: no part of a batch, so that more partitions fit": lambda request, path, ours, theirs: (
+        request.key == 1
+        and request.message.max_bytes <= 500
+        and path == "responses[].partitions[].records"
+        and theirs == []
     ),
     "JoinGroup: a protocol without a name": lambda request, path, ours, theirs: (
         request.key == 11 and path == "protocol_name" and (ours, theirs) == ("", None)

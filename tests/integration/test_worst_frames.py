@@ -56,7 +56,7 @@ class World:
         self.bootstrap = self.broker.bootstrap
         host, _, port = self.bootstrap.rpartition(":")
         self.address = (host, int(port))
-        with Wire(self.bootstrap) as wire:
+        with Wire(self.bootstrap, PATIENCE) as wire:
             create_topic(wire, TOPIC, PARTITIONS)
             create_topic(wire, "t", 8)
             create_topic(wire, "many", 500)

@@ -571,6 +571,7 @@ class TestRefusedRecords:
 
         one = {"batch.size": 1} if alone else {"linger.ms": 10_000}  # flush() ends it
         with_errors = producer(broker, **{"compression.type": codec, **one})
+        with_errors.list_topics(topic, timeout=WAIT_S)  # otherwise they wait elsewhere until it is known
         for n in range(100):
             text = b"test message #%d" % n
             key = None if n % 10 == 0 else text

@@ -43,7 +43,7 @@ def test_a_worker_without_descriptors_survives_the_death_of_another(tmp_path):
             wait_until(lambda other=other: other in broker.worker_pids)
             assert survivor.is_running()
             survivor.rlimit(resource.RLIMIT_NOFILE, limits)
+            with Wire(broker.bootstrap) as again:  # the successor is there before it is its turn
+                wait_until(lambda: all(produce(again, "t", batch(b"x"), p).error_code == 0 for p in range(4)))
         assert set(broker.worker_pids) == set(pids)
         assert broker.running
-        with Wire(broker.bootstrap) as again:
-            wait_until(lambda: all(produce(again, "t", batch(b"x"), p).error_code == 0 for p in range(4)))

@@ -8,8 +8,7 @@
 All use ControllerChannel.ask, which finds the active controller. Each raises KafkaError with the code for the
 client, whatever went wrong on the way to the controller.
 
-Use: tests/integration/test_metadata_member.py; the worker of a broker without a controller, once
-process.roles=broker is served."""
+Use: server/member_worker."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping

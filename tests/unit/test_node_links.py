@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +15,11 @@ from kafkad.metadata.image import MetadataImage
 from kafkad.net.channel import Channel, Unreachable
 from kafkad.net.frame_server import FrameServer
 from kafkad.protocol import codec, messages
-from kafkad.protocol.errors import SASL_AUTHENTICATION_FAILED
+from kafkad.protocol.errors import SASL_AUTHENTICATION_FAILED, KafkaError
 from kafkad.security.acls import Kind, Operation
 from kafkad.server.authorization import FollowedAcls
 from kafkad.server.controller_apis import BY_KEY
-from kafkad.server.node_links import NodeLinks, check_links
+from kafkad.server.node_links import NodeLinks, _in_a_thread, check_links
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 MEMBER = {
@@ -132,6 +133,24 @@ def test_a_session_that_ends_is_begun_anew_before_anything_else_is_sent() -> Non
             await channel.ask(request, timeout_s=30)
         assert channel.closed
         await peer.server.close()
+
+    in_a_loop(scenario)
+
+
+def test_what_may_wait_runs_in_a_thread_and_a_shortage_of_threads_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def scenario() -> None:
+        here = threading.get_ident()
+        assert await _in_a_thread(threading.get_ident) != here
+        with pytest.raises(ZeroDivisionError):
+            await _in_a_thread(divmod, 1, 0)
+        monkeypatch.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(KafkaError, match="no thread for a login"):
+            await _in_a_thread(threading.get_ident)
 
     in_a_loop(scenario)
 

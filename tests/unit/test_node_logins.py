@@ -13,22 +13,13 @@ from kafkad.security.client_sasl import AuthenticationFailed
 from kafkad.security.jwt import parse, section
 from kafkad.server.node_logins import PasswordLogin, TicketLogin, TokenLogin, node_login
 from tests.oauth_provider import Provider
+from tests.unit import test_node_links as node_links
 
 KEY = "sasl.mechanism.inter.broker.protocol"
 OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
 KERBEROS = "com.sun.security.auth.module.Krb5LoginModule required"
 OWN = "listener.name.n.oauthbearer."
-MEMBER = {
-    "process.roles": "broker",
-    "node.id": "1",
-    "controller.quorum.voters": "9@h:1",
-    "controller.listener.names": "C",
-    "listeners": "N://127.0.0.1:9092",
-    "inter.broker.listener.name": "N",
-    "listener.security.protocol.map": "C:PLAINTEXT,N:SASL_PLAINTEXT",
-    "sasl.enabled.mechanisms": "PLAIN,GSSAPI,OAUTHBEARER",
-    KEY: "PLAIN",
-}
+MEMBER = node_links.MEMBER | {"sasl.enabled.mechanisms": "PLAIN,GSSAPI,OAUTHBEARER"}
 
 
 def of(mechanism: str, given: dict[str, str]) -> Any:

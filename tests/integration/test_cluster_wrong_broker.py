@@ -25,8 +25,8 @@ class Asked:
         port = cluster.nodes[number].port
         self.connection = Connection("127.0.0.1", port, "asked", security=Security.of(options))
 
-    def produce(self, topic_id):
-        request = produce_request("", bytes(batch(b"x")))
+    def produce(self, topic_id, index=0):
+        request = produce_request("", bytes(batch(b"x")), index)
         request.topic_data[0].topic_id = topic_id
         [topic] = self.connection.ask(request, 13).responses
         [part] = topic.partition_responses
@@ -95,6 +95,7 @@ def test_a_broker_that_does_not_lead_a_partition_answers_as_kafka(tmp_path, kind
                 "fetch": [each.fetch(far) for each in (writer, reader)],
                 "produce, other partition here": [each.produce(spread) for each in (writer, reader)],
                 "fetch, other partition here": [each.fetch(spread) for each in (writer, reader)],
+                "no such partition": [each(far, 9) for each in (writer.produce, writer.fetch)],
                 "unknown": [each(UNKNOWN) for each in (writer.produce, reader.produce, writer.fetch)],
                 "epoch": [writer.list_offsets("near", epoch) for epoch in (-1, 0, 99)],
                 "markers": [admin.write_marker(topic) for topic in ("far", "near", "none")],
@@ -106,6 +107,7 @@ def test_a_broker_that_does_not_lead_a_partition_answers_as_kafka(tmp_path, kind
                 "fetch": [leads, (refused, -1)],
                 "produce, other partition here": [leads, (refused, -1)],
                 "fetch, other partition here": [leads, (refused, -1)],
+                "no such partition": [(errors.UNKNOWN_TOPIC_OR_PARTITION, -1)] * 2,
                 "unknown": [(errors.UNKNOWN_TOPIC_ID, -1)] * 3,
                 "epoch": [
                     errors.NOT_LEADER_OR_FOLLOWER,

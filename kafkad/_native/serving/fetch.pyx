@@ -31,7 +31,7 @@ from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.partition_reads cimport ANY_REPLICA, OLDER_SEGMENT, ReadInfo
 from kafkad._native.log.partition_state cimport EPOCH_RAISED, PARTITION_GONE
 from kafkad._native.log.segments cimport log_file_release
-from kafkad._native.serving.leader_hints cimport begin_elsewhere, key_elsewhere, led_elsewhere
+from kafkad._native.serving.leader_hints cimport begin_elsewhere, is_topic_elsewhere, key_elsewhere, led_elsewhere
 from kafkad._native.serving.partition_table cimport (
     Entry, Topic, TopicKey, Watch, key_new, key_release, key_retain, table_listen, topic_by_id, topic_by_name,
     unwatch, watch_fetch)
@@ -216,7 +216,8 @@ cdef bint is_elsewhere(Fetching self, const FetchRequest* request, Fetched* fetc
 
 
 cdef int unknown_code(Fetching self, Fetched* fetched) noexcept nogil:
-    if fetched.session.uses_ids and topic_by_id(&self.table.table, fetched.key.id) is NULL:
+    if (fetched.session.uses_ids and topic_by_id(&self.table.table, fetched.key.id) is NULL
+            and not is_topic_elsewhere(self, fetched.key.id)):
         return UNKNOWN_TOPIC_ID
     return UNKNOWN_TOPIC_OR_PARTITION
 

@@ -45,12 +45,17 @@ cdef TopicKey* key_elsewhere(Fetching self, const uint8_t* id) noexcept nogil
 # Whether the client lacks this right to such a topic. False if it is not known: the client gets UNKNOWN_TOPIC_ID.
 cdef bint is_denied_elsewhere(Fetching self, Conn* conn, const uint8_t* id, int right) noexcept nogil
 
+# Whether the cluster has a topic with this id that the table has not.
+cdef bint is_topic_elsewhere(Fetching self, const uint8_t* id) noexcept nogil
+
 # The error of a partition that the table has not. `by_id`: the topic is not there, and was named by its id.
 cdef inline int code_elsewhere(Fetching self, const void* topic, int32_t name_size, int32_t index, bint by_id) noexcept nogil:
     cdef int32_t leader_id, leader_epoch
     if led_elsewhere(self, topic, name_size, index, &leader_id, &leader_epoch):
         return NOT_LEADER_OR_FOLLOWER
-    return UNKNOWN_TOPIC_ID if by_id else UNKNOWN_TOPIC_OR_PARTITION
+    if by_id and not is_topic_elsewhere(self, <const uint8_t*>topic):
+        return UNKNOWN_TOPIC_ID
+    return UNKNOWN_TOPIC_OR_PARTITION
 
 # A partition's tags, at `at`: the current leader alone, with this tag.
 cdef void put_leader(uint8_t* at, uint8_t tag, int32_t leader_id, int32_t leader_epoch) noexcept nogil

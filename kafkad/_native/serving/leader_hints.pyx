@@ -87,6 +87,14 @@ cdef TopicKey* ask_key(Fetching self, const uint8_t* id) noexcept:
     return key_new(&self.table.table, PyBytes_AS_STRING(name), <size_t>PyBytes_GET_SIZE(name), id)
 
 
+cdef bint is_topic_elsewhere(Fetching self, const uint8_t* id) noexcept nogil:
+    cdef TopicKey* key = key_elsewhere(self, id)
+    if key is NULL:
+        return False
+    key_release(key)
+    return True
+
+
 cdef bint is_denied_elsewhere(Fetching self, Conn* conn, const uint8_t* id, int right) noexcept nogil:
     cdef TopicKey* key = key_elsewhere(self, id)
     cdef bint denied

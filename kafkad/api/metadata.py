@@ -100,7 +100,7 @@ def _permitted_of_named(services: Services, context: RequestContext, request: An
         yield
     troubles: Troubles = {}
     if creatable:
-        created = services.controller.auto_create(creatable)
+        created = services.controller.auto_create(creatable, context)
         if inspect.isawaitable(created):
             return _permitted_later(services, context, request, named, creatable, created, subject, hidden)
         troubles = created
@@ -216,7 +216,7 @@ def _some(services: Services, context: RequestContext, request: Any, named: _Nam
             yield
     if not creatable:
         return (yield from _answer(services, context, request, named, {}))
-    created = services.controller.auto_create(creatable)
+    created = services.controller.auto_create(creatable, context)
     if inspect.isawaitable(created):
         return _answer_later(services, context, request, named, creatable, created)
     return (yield from _answer(services, context, request, named, created))

@@ -164,7 +164,7 @@ class AnsweringController(Generic[C]):
         steps = self._controller.alter_partition_reassignments(request)
         return self._answer(steps, timeout_s=timeout_of(request))
 
-    def auto_create(self, names: Iterable[str]) -> Any:
+    def auto_create(self, names: Iterable[str], context: RequestContext | None = None) -> Any:
         """Return dict[str, KafkaError | None]: the error for each topic that did not exist."""
         steps = self._controller.auto_create(names)
         return self._answer(steps, timeout_s=IN_PASSING_S, late=errors.LEADER_NOT_AVAILABLE)

@@ -1,7 +1,7 @@
 """Requests of a broker to controllers that are other nodes: for its clients, and for itself.
 
     forward                  a client's request, unchanged, in an Envelope (KIP-590); the answer unchanged
-    create_topics_in_passing topics that a client's Metadata, or a coordinator, needs
+    create_topics_in_passing topics that a client's Metadata (in an Envelope), or a coordinator, needs
     allocate_producer_ids    a block of 1,000 that no other broker gets (KIP-730)
     assign_directories       the log directories in which replicas were placed (KIP-858)
 
@@ -16,17 +16,19 @@ from ipaddress import ip_address
 from itertools import islice
 from typing import Any, Final
 
+from kafkad.api.context import RequestContext
 from kafkad.config.broker import BrokerConfig
 from kafkad.controller.topics import auto_created
 from kafkad.metadata.image import MetadataImage
 from kafkad.net.channel import Unreachable
 from kafkad.protocol import codec, errors, messages
-from kafkad.protocol.errors import KafkaError
+from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.server.controller_channel import Ask
 
 logger = logging.getLogger("kafkad")
 
 ASSIGNMENTS_MAX: Final = 2250  # per request; Kafka: AssignReplicasToDirsRequest
+IN_PASSING_VERSION: Final = 5  # of CreateTopics: the last one that no quota refuses
 IN_PASSING_MS: Final = 5_000  # the longest wait of Kafka's AutoTopicCreationManager: its request.timeout.ms
 
 Placed = Mapping[tuple[bytes, int], bytes]  # directory.id by (topic id, partition index)
@@ -84,16 +86,36 @@ class ControllerRequests:
             )
         return bytes(response.response_data)
 
+    async def forward_message(
+        self, request: Any, version: int, context: RequestContext, timeout_s: float | None = None
+    ) -> Any:
+        """Forward a request for the client of `context`, and return the response. Raises KafkaError."""
+        frame = codec.encode_request(request, version, 0, context.client_id)
+        answer = await self.forward(
+            frame, context.principal, context.client_host, by_token=context.by_token, timeout_s=timeout_s
+        )
+        try:
+            _, response = codec.decode_response(codec.response_class(request.API_KEY), version, answer)
+        except Malformed as trouble:
+            raise KafkaError(errors.UNKNOWN_SERVER_ERROR, "the controller's answer is damaged") from trouble
+        return response
+
     async def create_topics_in_passing(
-        self, names: Iterable[str], config: BrokerConfig
+        self, names: Iterable[str], config: BrokerConfig, context: RequestContext | None = None
     ) -> dict[str, KafkaError | None]:
-        """Return the error, or None, for each topic that did not exist. `config` is BrokerConfig."""
+        """Return the error, or None, for each topic that did not exist. `config` is BrokerConfig.
+        `context`: of the client that needs them, and whose rights count at the controller; None: the broker's
+        own."""
         image = self._image()
         wanted = [auto_created(image, config, name) for name in names if name not in image.topics]
         if not wanted:
             return {}
         request = messages.CreateTopicsRequest(topics=wanted, timeout_ms=IN_PASSING_MS)
-        response = await self._answer(request, IN_PASSING_MS / 1000)
+        timeout_s = IN_PASSING_MS / 1000
+        if context is None:
+            response = await self._answer(request, timeout_s)
+        else:
+            response = await self.forward_message(request, IN_PASSING_VERSION, context, timeout_s)
         return {
             result.name: KafkaError(result.error_code, result.error_message)
             if result.error_code not in (errors.NONE, errors.TOPIC_ALREADY_EXISTS)

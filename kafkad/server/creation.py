@@ -1,6 +1,6 @@
 """Topics that a worker asks worker 0 to create, and the outcome of each: the message format, in steps.
 
-    call      lines of JSON, each a list of names
+    call      lines of JSON: the client that needs the topics, or null; then lists of names
     answer    lines of JSON, each an object: name → null, or [error code, message]
 
 A line has at most LINE names. Encoding or decoding one is a step (server/turns): a client may name 100,000
@@ -11,28 +11,43 @@ from collections.abc import Generator, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
+from kafkad.api.context import RequestContext
 from kafkad.protocol.errors import KafkaError
 
 LINE = 500
+CLIENT = [
+    "api_key",
+    "version",
+    "correlation_id",
+    "client_id",
+    "client_host",
+    "listener",
+    "principal",
+    "by_token",
+]
 NAMED = 10  # names in a log line
 
 Troubles = dict[str, KafkaError | None]
 
 
-def encode_names(names: Iterable[str]) -> Generator[None, None, bytes]:
-    rest, lines = iter(names), []
+def encode_names(names: Iterable[str], context: RequestContext | None) -> Generator[None, None, bytes]:
+    rest, lines = iter(names), [json.dumps(context and [getattr(context, each) for each in CLIENT]).encode()]
     while line := list(islice(rest, LINE)):
         lines.append(json.dumps(line).encode())
         yield
     return b"\n".join(lines)
 
 
-def decode_names(payload: bytes) -> Generator[None, None, list[str]]:
+def decode_names(payload: bytes) -> Generator[None, None, tuple[list[str], RequestContext | None]]:
+    first, *lines = payload.splitlines()
+    client = json.loads(first)
     names: list[str] = []
-    for line in payload.splitlines():
+    for line in lines:
         names += json.loads(line)
         yield
-    return names
+    if client is None:
+        return names, None
+    return names, RequestContext(connection=None, **dict(zip(CLIENT, client, strict=True)))
 
 
 def encode_troubles(troubles: Mapping[str, KafkaError | None]) -> Generator[None, None, bytes]:

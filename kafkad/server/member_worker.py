@@ -28,7 +28,7 @@ from itertools import starmap
 from typing import Any, Final
 
 from kafkad._native.serving.replication_quota import ReplicationQuota
-from kafkad.api.context import ANONYMOUS, RequestContext
+from kafkad.api.context import RequestContext
 from kafkad.api.node_endpoints import node_entry
 from kafkad.config.broker import BrokerConfig
 from kafkad.controller.brokers import NotRegistered, Registration
@@ -37,7 +37,7 @@ from kafkad.log.log import Log
 from kafkad.metadata.image import MetadataImage, PartitionState
 from kafkad.metadata.replay import Delta
 from kafkad.metadata.uuids import random_uuid
-from kafkad.protocol import codec, errors, messages
+from kafkad.protocol import messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.raft.metadata_replica import UnusableMetadata
 from kafkad.replication import throttles
@@ -74,7 +74,15 @@ KNOWN_S: Final = 1.0  # how long an answer waits until this broker has applied t
 LEAVE_S: Final = 300.0  # how long the controllers may take to let us go; Kafka: BrokerServer.shutdown
 LOOKS: Final = 20  # checks for an accepted heartbeat per session
 RETRY_S: Final = 5.0  # after directories could not be assigned
-LOCALHOST: Final = "127.0.0.1"
+NO_CLIENT: Final = RequestContext(
+    api_key=-1,
+    version=-1,
+    correlation_id=0,
+    client_id="kafkad",
+    client_host="127.0.0.1",
+    listener="",
+    connection=None,
+)
 RACK_AWARE: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 
@@ -128,8 +136,10 @@ class MemberController:
         )
         return response
 
-    async def auto_create(self, names: Iterable[str]) -> dict[str, KafkaError | None]:
-        troubles = await self._requests.create_topics_in_passing(names, self.config)
+    async def auto_create(
+        self, names: Iterable[str], context: RequestContext | None = None
+    ) -> dict[str, KafkaError | None]:
+        troubles = await self._requests.create_topics_in_passing(names, self.config, context)
         made = [name for name, trouble in troubles.items() if trouble is None]
         await self._known(lambda image: all(name in image.topics for name in made))
         return troubles
@@ -229,18 +239,8 @@ class MemberController:
             return
 
     async def _forward(self, request: Any, context: RequestContext | None) -> Any:
-        version = context.version if context is not None else request.MAX_VERSION
-        client_id = context.client_id if context is not None else "kafkad"
-        principal = context.principal if context is not None else ANONYMOUS
-        host = context.client_host if context is not None else LOCALHOST
-        frame = codec.encode_request(request, version, 0, client_id)
-        by_token = context is not None and context.by_token
-        answer = await self._requests.forward(frame, principal, host, by_token=by_token)
-        try:
-            _, response = codec.decode_response(codec.response_class(request.API_KEY), version, answer)
-        except errors.Malformed as trouble:
-            raise KafkaError(errors.UNKNOWN_SERVER_ERROR, "the controller's answer is damaged") from trouble
-        return response
+        version = request.MAX_VERSION if context is None else context.version
+        return await self._requests.forward_message(request, version, context or NO_CLIENT)
 
     async def _known(self, condition: Callable[[MetadataImage], bool]) -> None:
         """Wait until this broker has applied the change, but not for long: the answer is correct in any

@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from kafkad.api.context import Images, OwnRequests
+from kafkad.api.context import Images, OwnRequests, RequestContext
 from kafkad.config.broker import BrokerConfig
 from kafkad.controller.controller import Controller
 from kafkad.log.log import Log
@@ -546,8 +546,8 @@ class ForOthers:
         peers.handle(IDS, self._producer_ids)
 
     async def _create(self, _: int, payload: bytes) -> bytes:
-        names = await awaited(self._turns.run(creation.decode_names(payload)))
-        troubles = await awaited(self._controller.auto_create(names))
+        names, context = await awaited(self._turns.run(creation.decode_names(payload)))
+        troubles = await awaited(self._controller.auto_create(names, context))
         answer: bytes = await awaited(self._turns.run(creation.encode_troubles(troubles)))
         return answer
 
@@ -585,10 +585,12 @@ class RemoteController:
     def update_config(self, config: BrokerConfig) -> None:
         """Do nothing: worker 0 does it."""
 
-    async def auto_create(self, names: Iterable[str]) -> dict[str, KafkaError | None]:
+    async def auto_create(
+        self, names: Iterable[str], context: RequestContext | None = None
+    ) -> dict[str, KafkaError | None]:
         """Do Controller.auto_create. If the outcome is unknown, the error is retriable."""
         wanted = list(names)
-        asked = await awaited(self._turns.run(creation.encode_names(wanted)))
+        asked = await awaited(self._turns.run(creation.encode_names(wanted, context)))
         try:
             answer = await self._peers.call(LEADER, CREATE, asked, timeout_s=CREATE_TIMEOUT_S)
         except (PeerLost, PeerTrouble, TimeoutError) as trouble:

@@ -146,6 +146,9 @@ class AtOnce:
     def __setattr__(self, name, value):
         setattr(self.in_turns, name, value)
 
+    def auto_create(self, names, context=None):
+        return self.__getattr__("auto_create")(names)
+
     def __getattr__(self, name):
         value = getattr(self.in_turns, name)
         if not inspect.isgeneratorfunction(value):

@@ -160,7 +160,7 @@ def test_names_that_cannot_be_are_not_made(cluster):
 def test_a_controller_that_answers_later_is_waited_for(cluster):
     services = services_of(cluster)
 
-    async def auto_create(names):
+    async def auto_create(names, context):
         return cluster.controller.auto_create(names)
 
     services.controller = SimpleNamespace(auto_create=auto_create)
@@ -173,7 +173,7 @@ def test_a_controller_that_is_gone_is_no_reason_to_hide_what_is_there(cluster):
     create(cluster, new_topic("here"))
     services = services_of(cluster)
 
-    async def auto_create(names):
+    async def auto_create(names, context):
         raise KafkaError(errors.REQUEST_TIMED_OUT)
 
     services.controller = SimpleNamespace(auto_create=auto_create)

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from kafkad.api.context import RequestContext
 from kafkad.metadata.image import MetadataImage
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -359,14 +360,15 @@ def test_a_worker_that_asks_for_very_many_topics_serves_others_meanwhile(tmp_pat
 def test_the_outcome_of_each_topic_arrives_as_it_was():
     refused = KafkaError(17, 'a "name"\nof two lines')
     troubles = {f"topic-{i}\u00e4\n": (None, refused, KafkaError(42))[i % 3] for i in range(1_300)}
-    names = at_once(creation.decode_names(at_once(creation.encode_names(troubles))))
-    assert names == list(troubles)
+    client = RequestContext(3, 12, 1, None, "::1", "NODES", None, 'User:"a"\nb', by_token=True)
+    names, of = at_once(creation.decode_names(at_once(creation.encode_names(troubles, client))))
+    assert (names, of) == (list(troubles), client)
     got = at_once(creation.decode_troubles(at_once(creation.encode_troubles(troubles))))
     assert list(got) == names
     for name, trouble in troubles.items():
         told = got[name]
         assert told is trouble is None or (told.code, told.message) == (trouble.code, trouble.message)
-    assert at_once(creation.decode_names(at_once(creation.encode_names([])))) == []
+    assert at_once(creation.decode_names(at_once(creation.encode_names([], None)))) == ([], None)
     assert creation.some_of(["a", "b"]) == "a, b"
     assert creation.some_of([str(i) for i in range(13)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 3 more"
 

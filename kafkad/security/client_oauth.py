@@ -10,8 +10,9 @@ sasl.oauthbearer.scope, or clientId, clientSecret and scope in sasl.jaas.config.
 sasl.jaas.config are about the provider's certificate. librdkafka's sasl.oauthbearer.client.id and
 .client.secret work as well.
 
-A token is used for 80% of its lifetime, then the next login gets a new one. Error messages never hold a token
-or a secret. (OAuthBearerLoginCallbackHandler, ClientCredentialsJwtRetriever, FileJwtRetriever,
+A token is used for 80% of its lifetime, then the next login asks for a new one. While the provider issues
+none, it is used to its end. Error messages never hold a token or a secret.
+(OAuthBearerLoginCallbackHandler, ClientCredentialsJwtRetriever, FileJwtRetriever,
 OAuthBearerUnsecuredLoginCallbackHandler, OAuthBearerSaslClient.)"""
 
 import base64
@@ -22,6 +23,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
 from typing import Any, Final
 from urllib.parse import quote_plus, unquote, urlsplit
 
@@ -50,6 +52,7 @@ SECRET: Final = (
 )
 SCOPE: Final = ("sasl.oauthbearer.scope", "scope")
 USED_FOR: Final = 0.8  # of a token's lifetime; Kafka: sasl.login.refresh.window.factor
+AGAIN_S: Final = 10.0  # after the next token could not be had; Kafka: ExpiringCredentialRefreshingLogin
 TOKEN_BYTES_MAX: Final = 1 << 20
 FINAL_STATUSES: Final = frozenset((*range(400, 408), *range(409, 416), 501, 505))  # no use to try again
 UNSECURED: Final = "unsecuredLogin"
@@ -62,22 +65,58 @@ class NoToken(Exception):
 
 
 class Tokens:
-    """`get` returns a token that is still good for a while. Threads may share it."""
+    """`get` returns a token that is good. Threads may share it. At any time one of them asks the provider,
+    and the others wait for the same answer. Nobody waits while there is a token that is good: then a thread
+    of its own asks for the next one, and tries again AGAIN_S after a failure."""
 
     def __init__(self, fetch: Callable[[], str], extensions: Mapping[str, str]) -> None:
         self.extensions = dict(extensions)
         self._fetch = fetch
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of all that follows; times are monotonic
         self._token = ""
-        self._until = 0.0  # monotonic
+        self._next_at = 0.0  # when to ask for the next token
+        self._ends_at = 0.0
+        self._coming: Future[str] | None = None
 
     def get(self) -> str:
         """Raises NoToken."""
         with self._lock:
-            if time.monotonic() >= self._until:
-                self._token = self._fetch()
-                self._until = time.monotonic() + USED_FOR * lifetime_s(self._token)
-            return self._token
+            now = time.monotonic()
+            token = self._token if now < self._ends_at else None
+            if token is not None and now < self._next_at:
+                return token
+            coming, asks = self._coming, self._coming is None
+            if coming is None:
+                coming = self._coming = Future()
+        if token is None:
+            if asks:
+                self._ask(coming)
+            return coming.result()
+        if asks:
+            try:
+                ask = threading.Thread(target=self._ask, args=(coming,), name="kafkad-token", daemon=True)
+                ask.start()
+            except RuntimeError:  # the system has no thread left
+                self._failed(coming, NoToken("no thread can ask for it"))
+        return token
+
+    def _ask(self, coming: "Future[str]") -> None:
+        try:
+            token = self._fetch()
+        except BaseException as trouble:
+            self._failed(coming, trouble)
+            return
+        with self._lock:
+            lifetime, now = lifetime_s(token), time.monotonic()
+            self._token, self._coming = token, None
+            self._next_at, self._ends_at = now + USED_FOR * lifetime, now + lifetime
+        coming.set_result(token)
+
+    def _failed(self, coming: "Future[str]", trouble: BaseException) -> None:
+        with self._lock:
+            self._coming = None
+            self._next_at = time.monotonic() + AGAIN_S
+        coming.set_exception(trouble)
 
 
 def lifetime_s(token: str) -> float:

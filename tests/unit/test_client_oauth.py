@@ -2,13 +2,16 @@
 
 import base64
 import json
+import threading
 import time
 
 import pytest
 
 from kafkad.client.security import AuthenticationFailed, Security
+from kafkad.security import client_oauth
 from kafkad.security.client_oauth import NoToken, Tokens, oauth_conversation, tokens_of
 from kafkad.security.jwt import parse, section, unsecured
+from tests.clients import wait_until
 from tests.oauth_provider import Provider
 
 MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
@@ -56,6 +59,70 @@ def test_a_token_is_replaced_before_its_end(provider):
     time.sleep(1)
     tokens.get()
     assert len(provider.asked) == 2
+
+
+def lasting(seconds: int) -> str:
+    now = int(time.time())
+    return unsecured({"alg": "none"}, {"sub": "anna", "iat": now, "exp": now + seconds})
+
+
+def at_once(count: int, work) -> tuple[list, float]:
+    """What so many threads got at the same time, and how long all of them took."""
+    told = []
+
+    def run():
+        try:
+            told.append(work())
+        except NoToken as trouble:
+            told.append(str(trouble))
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    begun = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return told, time.monotonic() - begun
+
+
+def test_a_token_is_used_to_its_end_while_no_other_one_is_issued(monkeypatch):
+    monkeypatch.setattr(client_oauth, "USED_FOR", 0.0)
+    first, second, down, asked = lasting(3600), lasting(7200), threading.Event(), []
+
+    def fetch():
+        asked.append(down.wait(0.3))
+        if len(asked) == 1:
+            return first
+        if not down.is_set():
+            raise NoToken("the provider is gone")
+        return second
+
+    monkeypatch.setattr(client_oauth, "AGAIN_S", 0.2)
+    tokens = Tokens(fetch, {})
+    assert tokens.get() == first
+    told, took = at_once(10, tokens.get)  # nobody waits for the provider, and nobody is refused
+    assert told == [first] * 10 and took < 0.25
+    time.sleep(0.4)
+    assert (tokens.get(), len(asked)) == (first, 2), "it rests between its tries"
+    down.set()
+    wait_until(lambda: tokens.get() == second, 5)
+
+
+def test_all_who_wait_for_a_provider_share_its_answer():
+    asked = []
+
+    def fetch():
+        asked.append(1)
+        time.sleep(0.2)
+        raise NoToken("the provider is gone")
+
+    tokens = Tokens(fetch, {})
+    told, took = at_once(10, tokens.get)
+    assert told == ["the provider is gone"] * 10 and took < 1
+    assert len(asked) < 3
+    with pytest.raises(NoToken):  # the next one asks again
+        tokens.get()
+    assert len(asked) > 1
 
 
 def test_a_provider_is_asked_again_unless_it_says_no(provider):

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from kafkad.config.broker import BrokerConfig, base_key
 from kafkad.config.broker_keys import BROKER_KEYS, BROKER_QUOTA_KEYS
 from kafkad.config.definition import LIST, PER_BROKER, READ_ONLY, ConfigError, Key, to_string
-from kafkad.config.served import ignored_message, unserved_message
+from kafkad.config.served import ignored_values, unserved_message
 from kafkad.protocol.errors import INVALID_CONFIG, INVALID_REQUEST, KafkaError
 
 # IncrementalAlterConfigs' operations
@@ -191,22 +191,17 @@ def with_dynamic(
         _usable(broker, "per-broker", complaints, per_broker=True),
     )
     if layers == (config.dynamic_default, config.dynamic_broker):
-        return config, complaints + _ignored(layers)
+        return config, complaints + _ignored(config, layers)
     try:
         applied = BrokerConfig(config.static, *layers)
     except ConfigError as error:
         complaints.append(f"The dynamic configuration cannot be applied: {error}")
         return config, complaints
-    return applied, complaints + _ignored(layers)
+    return applied, complaints + _ignored(config, layers)
 
 
-def _ignored(layers: Iterable[Mapping[str, str]]) -> list[str]:
-    return [
-        sentence
-        for layer in layers
-        for name, text in layer.items()
-        if (sentence := ignored_message(name, text))
-    ]
+def _ignored(config: BrokerConfig, layers: Iterable[Mapping[str, str]]) -> list[str]:
+    return [sentence for layer in layers for sentence in ignored_values(config, layer)]
 
 
 def _usable(

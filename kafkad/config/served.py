@@ -61,10 +61,15 @@ def unserved_values(config: BrokerConfig) -> list[str]:
 
 def ignored(config: BrokerConfig) -> list[str]:
     """Return one warning per value that has no effect."""
+    return ignored_values(config, config.given)
+
+
+def ignored_values(config: BrokerConfig, texts: Mapping[str, str]) -> list[str]:
+    """The same for `texts`, values of the node with this configuration."""
     acted = frozenset() if is_alone(config) else OF_A_CLUSTER
     return [
         sentence
-        for name, text in config.given.items()
+        for name, text in texts.items()
         if base_key(name) not in acted and (sentence := ignored_message(name, text))
     ]
 

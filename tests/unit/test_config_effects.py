@@ -327,6 +327,13 @@ def test_refused_values_in_the_metadata_log_are_left_out_and_ignored_ones_are_na
     assert "log.cleaner.io.buffer.size=2 has no effect" in complaints[1]
 
 
+def test_a_dynamic_throttle_of_replication_has_no_effect_on_a_broker_alone_only() -> None:
+    throttle = {"leader.replication.throttled.rate": "1000000"}
+    _, complaints = with_dynamic(BrokerConfig({"node.id": "1"}), {}, throttle)
+    assert ["has no effect" in sentence for sentence in complaints] == [True]
+    assert with_dynamic(BrokerConfig(A_MEMBER), {}, throttle)[1] == []
+
+
 def test_a_node_that_is_a_controller_only_has_one_worker() -> None:
     member, alone = BrokerConfig(A_MEMBER), BrokerConfig({})
     assert check_workers(alone, None, 8) == 8

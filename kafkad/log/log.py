@@ -88,6 +88,7 @@ class Log:
         "on_log_start",
         "on_offline",
         "on_replica_start",
+        "on_short",
         "partition",
         "producer_expiration_ms",
         "replica_joins",
@@ -163,6 +164,7 @@ class Log:
         self.first_base_synced = 0  # the first segment when the directory was last synced
         self.next_start = -1  # to which retention will move the log start once that is on disk
         self.on_offline: Callable[[Log, OSError], None] | None = None
+        self.on_short: Callable[[Log, OSError], None] | None = None  # of on_shortage
         self.closed = False
         self.being_cleaned = self.uncleanable = False
         self.cleaned_below = 0  # the cleaner's checkpoint
@@ -540,6 +542,8 @@ class Log:
     def on_shortage(self, error: OSError) -> None:
         """A request was refused for lack of space, descriptors or memory; the log is unchanged."""
         report(self.directory, "a request", error)
+        if self.on_short is not None:
+            self.on_short(self, error)
 
     def on_failure(self, error: OSError) -> None:
         """The disk is broken: this log serves nothing more, and its directory goes offline."""

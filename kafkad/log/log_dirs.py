@@ -92,6 +92,7 @@ class LogDirs:
         self.previous_broker_epoch = -1
         self.on_directory_offline: Callable[[str], None] | None = None
         self.on_readers_offline: Callable[[str], None] | None = None  # replication.Partitions: the same
+        self.on_short: Callable[[Log, OSError], None] | None = None  # Log.on_shortage, of any log
         self.table = WatermarkTable() if table is None else table
         self.me = 0
         self.shared = False  # with other workers
@@ -276,6 +277,7 @@ class LogDirs:
             other = self._logs[key][0].directory
             raise DirectoryTrouble(f"a partition is there twice: {other}, {log.directory}")
         log.on_offline = self._on_offline
+        log.on_short = self.on_short
         log.on_log_start = self._log_start_moved
         log.keep_log_start = self._keep_log_start
         if directory.group_commit is not None:
@@ -521,6 +523,9 @@ class LogDirs:
     # -- failures --------------------------------------------------------------------------------------------
 
     def _on_offline(self, log: Log, error: OSError) -> None:
+        self.fail_directory_of(log)
+
+    def fail_directory_of(self, log: Log) -> None:
         found = self._logs.get((log.topic, log.partition))
         if found is not None:
             self.go_offline(found[1])

@@ -23,6 +23,7 @@ Use: server/lifecycle, for a node that is not a whole cluster (config/served.is_
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from itertools import starmap
 from typing import Any, Final
@@ -54,6 +55,7 @@ from kafkad.server.controller_queue import awaited
 from kafkad.server.controller_requests import ControllerRequests, Placed
 from kafkad.server.coordinator_moves import CoordinatorMoves
 from kafkad.server.event_loop import EventLoop
+from kafkad.server.full_disks import TICK_S, FullDisks
 from kafkad.server.group_storage import OFFSETS_TOPIC
 from kafkad.server.member_feed import ControllerOfOthers, Departure, ask_by_worker_0
 from kafkad.server.member_metadata import ClusterMetadata, ControllerHalf, FollowedMetadata
@@ -283,6 +285,9 @@ class MemberWorker(Worker):
         if self.context is None:
             check_formatted(self.config)
         super()._open_directories()
+        node_id, now_ms = self.config.node_id, self.clock.monotonic_ms
+        self.full_disks = FullDisks(node_id, lambda: self.metadata.image, now_ms)
+        self.log_dirs.on_short = self.full_disks.refused
 
     def _open_metadata(self) -> None:
         config = self.config
@@ -504,6 +509,19 @@ class MemberWorker(Worker):
             await asyncio.sleep(self.replicas.lag_ms_max / 2000)
             await awaited(self.turns.run(self._shrink()))
 
+    async def _watch_disks(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            for log in self.full_disks.tick():
+                logger.error(
+                    "%s is full, and goes offline: brokers with room can lead %s-%d. Make room, then restart"
+                    " this broker",
+                    os.path.dirname(log.directory),
+                    log.topic,
+                    log.partition,
+                )
+                self.log_dirs.fail_directory_of(log)
+
     def _shrink(self) -> Steps:
         yield from self.replicas.tick()
 
@@ -537,6 +555,7 @@ class MemberWorker(Worker):
     def _begin_replication(self) -> None:
         self.replicas.inherits = False
         self._run(self._watch_replicas())
+        self._run(self._watch_disks())
         self._follow_leaders()
         self._name_leaders()
         self.reactor.ask_elsewhere(self.partitions.leader_elsewhere, self.partitions.topic_elsewhere)

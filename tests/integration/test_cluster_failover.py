@@ -5,7 +5,7 @@ A controller whose disk is full gives way to another."""
 import contextlib
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from kafkad.protocol import messages
 from kafkad.server.worker_context import NO_DIRECTORY
@@ -106,6 +106,45 @@ def test_another_controls_when_the_disk_of_the_active_controller_is_full(tmp_pat
         writer.write()
 
         (disk / "ballast").unlink()
+        cluster.start(1)
+        wait_for_isr(cluster, "t")
+        writer.check(cluster.bootstrap)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_others_lead_when_a_log_directory_of_a_leader_is_full(tmp_path, workers):
+    """No acknowledgement came otherwise, for any partition of the node, until there was room again."""
+    config = {**CONFIG, "offsets.topic.num.partitions": 1}
+    with (
+        small_disk(tmp_path / "small", 24 << 20) as disk,
+        Cluster(config=config, data_dir=tmp_path / "cluster", workers=workers) as cluster,
+    ):
+        node = cluster.nodes[1]
+        cluster.stop(1)
+        lines = node.properties.read_text()
+        data = node.data_dir.resolve()
+        node.properties.write_text(
+            lines.replace(f"log.dirs={data}", f"log.dirs={data},{disk / 'logs'}\nmetadata.log.dir={data}")
+        )
+        cluster.start(1)
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        topic = NewTopic("t", PARTITIONS, replica_assignment=[[1, 2, 3]] * PARTITIONS)
+        admin.create_topics([topic])["t"].result(WAIT_S)
+        wait_for_isr(cluster, "t")
+        assert list((disk / "logs").glob("t-*"))
+        writer = Writer(cluster.bootstrap, "t")
+        writer.write()
+        with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as ballast:
+            while ballast.write(bytes(4096)):
+                pass
+
+        writer.write(3000)
+        assert node.running  # its other directory is served
+        assert f"{disk / 'logs'} is full, and goes offline" in node.log
+        assert admin.list_topics(timeout=10).topics
+
+        (disk / "ballast").unlink()
+        cluster.stop(1)
         cluster.start(1)
         wait_for_isr(cluster, "t")
         writer.check(cluster.bootstrap)

@@ -103,11 +103,12 @@ class Tokens:
     def _ask(self, coming: "Future[str]") -> None:
         try:
             token = self._fetch()
+            lifetime = lifetime_s(token)
         except BaseException as trouble:
             self._failed(coming, trouble)
             return
         with self._lock:
-            lifetime, now = lifetime_s(token), time.monotonic()
+            now = time.monotonic()
             self._token, self._coming = token, None
             self._next_at, self._ends_at = now + USED_FOR * lifetime, now + lifetime
         coming.set_result(token)
@@ -127,7 +128,7 @@ def lifetime_s(token: str) -> float:
         return 0.0
     if isinstance(expires, bool) or not isinstance(expires, int | float):
         return 0.0
-    return max(min(expires - time.time(), 86_400.0), 0.0)
+    return float(max(min(expires, time.time() + 86_400) - time.time(), 0))
 
 
 def tokens_of(options: Mapping[str, Any]) -> Tokens:

@@ -108,6 +108,13 @@ def test_a_token_is_used_to_its_end_while_no_other_one_is_issued(monkeypatch):
     wait_until(lambda: tokens.get() == second, 5)
 
 
+def test_a_lifetime_of_any_size_is_a_number_of_seconds():
+    now = time.time()
+    for expires, seconds in ((10**400, 86_400), (1e308, 86_400), (now + 50, 50), (-5, 0), (float("nan"), 0)):
+        token = unsecured({"alg": "none"}, {"exp": expires})
+        assert client_oauth.lifetime_s(token) == pytest.approx(seconds, abs=5)
+
+
 def test_all_who_wait_for_a_provider_share_its_answer():
     asked = []
 

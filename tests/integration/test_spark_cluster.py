@@ -1,4 +1,4 @@
-"""Spark's source and sink over three nodes, of two workers each, that are killed, stopped and frozen one by one:
+"""Spark's source and sink over three nodes, of two workers each, that are killed, stopped and frozen in turn:
 every record that a producer got an ack for is in a table once, and in the sink's topic once.
 
 20 seconds of it here, three minutes in `make soak` (KAFKAD_SOAK=1). KAFKAD_SEED=n repeats the choices."""

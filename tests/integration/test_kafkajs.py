@@ -10,6 +10,7 @@ from confluent_kafka.admin import AclOperation, ResourceType
 
 from kafkad.testing import Broker
 from tests.jvm import ROOT
+from tests.no_skips import NO_NPM
 from tests.secured_broker import SecuredBroker
 
 VERSION = "2.2.4"
@@ -21,7 +22,7 @@ SCRIPT = ROOT / "tests" / "nodejs" / "kafkajs_client.js"
 def kafkajs():
     """What runs the script with this JSON, and returns what it printed."""
     if shutil.which("npm") is None:
-        pytest.skip("npm, which brings kafkajs, is not there")
+        pytest.skip(NO_NPM)
     if not (HOME / "node_modules" / "kafkajs").exists():
         command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(HOME)]
         subprocess.run([*command, f"kafkajs@{VERSION}"], check=True, timeout=300)

@@ -74,8 +74,9 @@ class Script(RecordRequests, AdminRequests):
         wanted = 1
         for request in self:
             made.append(request)
-            # a JoinGroup behind another one would not know its member, and wait for it
-            last = request.changes or request.damage or not request.answered or request.key == 11
+            # a JoinGroup behind another one would not know its member, and wait for it; behind a
+            # WriteTxnMarkers that Kafka forgets to answer, Kafka would not see the next request
+            last = request.changes or request.damage or not request.answered or request.key in (11, 27)
             if last or len(made) >= wanted:
                 yield made
                 made = []

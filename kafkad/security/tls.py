@@ -11,7 +11,7 @@
 A certificate can be replaced while the broker serves. `check_successor` checks the new one.
 (SslFactory, DefaultSslEngineFactory, ChannelBuilders.)"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, NoReturn
 
 from kafkad._native.serving.tls import VERSIONS, TlsContext, TlsError
@@ -29,6 +29,7 @@ from kafkad.security.stores import (
     key_store_of,
     trusted_of,
 )
+from kafkad.security.tls_trust import Stores, successor_refusal
 
 CLIENT_AUTH: Final = "ssl.client.auth"
 SUITES: Final = "ssl.cipher.suites"
@@ -64,7 +65,7 @@ class TlsEndpoint(NamedTuple):
 class TlsListener(NamedTuple):
     context: Any  # TlsContext; ssl.SSLContext for a controller's listener, which Python's ssl serves
     certificate: bytes  # DER; the first of the chain
-    trusts: bool  # it has a truststore
+    stores: Stores  # what it was made of
 
 
 def tls_endpoints(config: Any) -> list[Any]:
@@ -88,6 +89,11 @@ def client_context(config: Any, listener: str, read: Callable[[str], bytes]) -> 
     """Return the context with which this node connects to a listener of other nodes (server/node_links).
     Raises ConfigError."""
     return _Listener(config, TlsEndpoint(listener, "SSL"), read).client()
+
+
+def client_stores(config: Any, listener: str, read: Callable[[str], bytes]) -> Stores | None:
+    """Return the same configuration as stores; None: there is no keystore. Raises ConfigError."""
+    return _Listener(config, TlsEndpoint(listener, "SSL"), read).stores()
 
 
 def client_options(config: Any, listener: str) -> dict[str, str]:
@@ -133,8 +139,19 @@ def check_successor(config: Any, listener: str, before: TlsListener, after: TlsL
             f"the new certificate of listener {listener} lacks {len(missing)} alternative names of the one"
             f" there; {ALLOW_SAN}=true allows it"
         )
-    if after.trusts and not before.trusts:
+    if after.stores.authorities and not before.stores.authorities:
         raise ConfigError(f"listener {listener} has no truststore, and cannot get one while it serves")
+    between_brokers = listener == config.inter_broker_listener_name
+    if between_brokers or any(listener == each.listener for each in config.controller_endpoints):
+        reason = successor_refusal(before.stores, after.stores, both=between_brokers)
+        if reason is not None:
+            raise ConfigError(
+                f"other nodes would refuse the new certificate of listener {listener}: {reason}"
+            )
+
+
+def _stores(store: KeyStore, authorities: Iterable[bytes]) -> Stores:
+    return Stores(store.key, tuple(store.chain), tuple(authorities))
 
 
 class _Listener:
@@ -153,6 +170,12 @@ class _Listener:
             if version not in VERSIONS:
                 self._wrong(ENABLED, f"{version} is not supported; those that are: {', '.join(VERSIONS)}")
         return list(versions)
+
+    def stores(self) -> Stores | None:
+        """Return None if there is no keystore."""
+        if self._get(KEY_STORE) is None and self._get(KEY_STORE_CHAIN) is None:
+            return None
+        return _stores(self._key_store(), self._trust_store())
 
     def client(self) -> TlsContext:
         versions, suites = self._versions(), self._get(SUITES)
@@ -189,7 +212,7 @@ class _Listener:
             context = python_server(store.key, store.chain, authorities, client_auth, versions)
         except (OSError, ValueError) as trouble:
             self._wrong(self._key_of_store(), str(trouble))
-        return TlsListener(context, store.chain[0], bool(authorities))
+        return TlsListener(context, store.chain[0], _stores(store, authorities))
 
     def made(self) -> TlsListener:
         versions = self._versions()
@@ -208,7 +231,7 @@ class _Listener:
                 versions=versions,
                 suites=suites,
             )
-            return TlsListener(context, store.chain[0], bool(authorities))
+            return TlsListener(context, store.chain[0], _stores(store, authorities))
         except TlsError as trouble:
             about_suites = "suite" in str(trouble)
             self._wrong(SUITES if about_suites else self._key_of_store(), str(trouble))

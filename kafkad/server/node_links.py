@@ -39,7 +39,8 @@ from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.replication.fetchers import Secured
 from kafkad.security.client_sasl import SCRAM_HASHES, AuthenticationFailed, login
 from kafkad.security.client_tls import VERSIONS, tls_context
-from kafkad.security.tls import client_context, client_options, own_values, store_paths
+from kafkad.security.tls import client_context, client_options, client_stores, own_values, store_paths
+from kafkad.security.tls_trust import Stores, successor_refusal
 from kafkad.server.node_logins import node_login
 from kafkad.server.tls_listeners import stamp_of
 
@@ -56,9 +57,10 @@ AUTHENTICATE_VERSION: Final = 2
 
 class Contexts(NamedTuple):
     """The TLS contexts for Python's ssl and for the native code. `seen`: the configuration and files they
-    come from."""
+    come from, and `stores` what was in them."""
 
     seen: Any
+    stores: Stores | None
     python: ssl.SSLContext
     native: TlsContext
     checks_host: bool
@@ -207,8 +209,16 @@ class NodeLinks:
                 self._contexts = self._contexts._replace(seen=seen)
         return self._contexts
 
-    def _made(self, config: Any) -> tuple[ssl.SSLContext, TlsContext, bool]:
+    def _made(self, config: Any) -> tuple[Stores | None, ssl.SSLContext, TlsContext, bool]:
         native = client_context(config, self._listener, self._read)
+        stores, before = (
+            client_stores(config, self._listener, self._read),
+            self._contexts and self._contexts.stores,
+        )
+        if stores is not None and before is not None:
+            reason = successor_refusal(before, stores, both=False)
+            if reason is not None:
+                raise ConfigError(f"other nodes would refuse the new one of {self._listener}: {reason}")
         try:
             python = tls_context(client_options(config, self._listener))
         except ValueError as wrong:
@@ -216,7 +226,7 @@ class NodeLinks:
         enabled = config.for_listener(self._listener, "ssl.enabled.protocols") or VERSIONS
         versions = [VERSIONS[name] for name in enabled]
         python.minimum_version, python.maximum_version = min(versions), max(versions)
-        return python, native, bool(config.for_listener(self._listener, IDENTIFICATION))
+        return stores, python, native, bool(config.for_listener(self._listener, IDENTIFICATION))
 
     def _wait_for(self, at: tuple[str, int]) -> None:
         refused = self._refused.get(at)

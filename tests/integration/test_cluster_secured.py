@@ -33,6 +33,7 @@ MIXTURES = [
     pytest.param((JVM, KAFKAD, JVM), id="one-kafkad", marks=pytest.mark.java),
 ]
 SHORT = {"connections.max.reauth.ms": 2500}
+RENEWED = "its session ends, and another one begins"
 
 
 def right(user, operation, kind, name):
@@ -123,8 +124,7 @@ def test_users_do_what_they_may_while_a_leader_is_killed_and_sessions_end(tmp_pa
             listed = run_tool(NEWEST, "kafka-acls", *own, "--list")
             assert "User:writer" in str(listed)
 
-        renewed = "its session ends, and another one begins"
-        wait_until(lambda: all(renewed in node.log for node in kafkad), WAIT_S)
+        wait_until(lambda: all(RENEWED in node.log for node in kafkad), WAIT_S)
         for topic in topics:
             cluster.whole(topic)
 
@@ -219,3 +219,35 @@ def test_a_controllers_listener_serves_by_the_certificate_that_is_in_its_file_no
         cluster.start(1)
         cluster.admin.create_topics([NewTopic("t", 1, 3)])["t"].result(WAIT_S)
         cluster.whole("t")
+
+
+def test_a_certificate_that_other_nodes_would_refuse_is_not_taken(tmp_path):
+    cluster = SecuredCluster(tmp_path / "cluster", (KAFKAD, KAFKAD, KAFKAD))
+    stores, own = tmp_path / "cluster" / "stores", tmp_path / "own.p12"
+    names = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "extensions")
+    openssl(stores, "x509", "-req", "-days", "-1", "-in", "server.csr", *names, "-out", "old.crt")
+    both = ("-inkey", "server.key", "-in", "old.crt", "-passout", f"pass:{PASSWORD}")
+    openssl(stores, "pkcs12", "-export", *both, "-out", "old.p12")
+    location = "listener.name.nodes.ssl.keystore.location"
+    for number in cluster.nodes:
+        cluster.write(number, {**cluster.voters, **SHORT, "ssl.keystore.location": own})
+    shutil.copy(stores / "server.p12", own)
+    with cluster:
+        cluster.admin.create_topics([NewTopic("t", 3, 3)])["t"].result(WAIT_S)
+        cluster.whole("t")
+        shutil.copy(stores / "old.p12", tmp_path / "beside")
+        os.replace(tmp_path / "beside", own)
+        entry = ConfigEntry(location, str(own), incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ConfigResource.Type.BROKER, "2", incremental_configs=[entry])
+        [done] = cluster.admin.incremental_alter_configs([resource]).values()
+        with pytest.raises(KafkaException, match="certificate has expired"):
+            done.result(WAIT_S)
+
+        nodes = list(cluster.nodes.values())
+        kept = "other nodes keep the certificates that they have"
+        wait_until(lambda: all(kept in node.log for node in nodes), WAIT_S)
+        before = {node.number: node.log.count(RENEWED) for node in nodes}
+        wait_until(lambda: all(node.log.count(RENEWED) > before[node.number] + 1 for node in nodes), WAIT_S)
+        assert write(cluster, "admin", "t", [b"x"] * 30) == {None}
+        for node in nodes:
+            assert "no SASL_SSL connection" not in node.log and "certificate expired" not in node.log

@@ -31,6 +31,7 @@ AT_ONCE: Final = 200  # topics whose configurations are asked for in one request
 NAMED: Final = 5  # names in a cell of the table
 CLASSIC: Final = ("", "classic")
 DYNAMIC_VOTERS: Final = 1  # kraft.version
+QUORUM_S: Final = 10.0  # the active controller answers at once
 SAFE_VOTERS: Final = 3  # fewer, and a restart of one leaves no majority
 
 
@@ -130,12 +131,14 @@ def _directories(config: Any) -> Iterator[Finding]:
 def examine_cluster(cluster: Cluster) -> Iterator[Finding]:
     """Yield what is found about a running cluster. Raise Unreachable, KafkaError."""
     told = cluster.refresh(None)
-    silent = []
+    silent, answering = [], []
     for broker in told.brokers:
         try:
             cluster.broker(broker.node_id)
         except Unreachable:
             silent.append(f"{broker.node_id} ({broker.host}:{broker.port})")
+        else:
+            answering.append(broker.node_id)
     if silent:
         yield Finding(
             "brokers", TROUBLE, f"these do not answer: {some_of(silent)}", "restart nobody else meanwhile"
@@ -144,8 +147,8 @@ def examine_cluster(cluster: Cluster) -> Iterator[Finding]:
         yield Finding("brokers", OK, f"{len(told.brokers)} of cluster {told.cluster_id} answer")
     levels, finding = _features(cluster)
     yield finding
-    yield from _groups(cluster, levels)
-    yield from _configurations(cluster, told)
+    yield from _groups(cluster, answering)
+    yield from _configurations(cluster, told, answering)
     yield from _partitions(told)
     yield from _quorum(cluster, levels)
 
@@ -162,14 +165,15 @@ def _features(cluster: Cluster) -> tuple[dict[str, int], Finding]:
     return levels, Finding("features", OK, shown or "none is finalized")
 
 
-def _groups(cluster: Cluster, levels: dict[str, int]) -> Iterator[Finding]:
+def _groups(cluster: Cluster, answering: list[int]) -> Iterator[Finding]:
     others: dict[str, list[str]] = {}
     count = 0
-    for node in cluster.brokers():
+    for node in answering:
         try:
             answer = cluster.broker(node).ask(messages.ListGroupsRequest())
         except Unreachable:
-            continue  # named above
+            yield Finding("groups", NOTE, f"broker {node} does not tell its groups", "ask again later")
+            continue
         if answer.error_code:
             name = KafkaError(answer.error_code)
             yield Finding(
@@ -190,7 +194,7 @@ def _groups(cluster: Cluster, levels: dict[str, int]) -> Iterator[Finding]:
         yield Finding("groups", OK, f"{count:,}, all classic")
 
 
-def _configurations(cluster: Cluster, told: Any) -> Iterator[Finding]:
+def _configurations(cluster: Cluster, told: Any, answering: list[int]) -> Iterator[Finding]:
     """What topics and brokers have been given that kafkad refuses."""
     cls = messages.DescribeConfigsRequest.Resources
     wanted = [
@@ -214,14 +218,14 @@ def _configurations(cluster: Cluster, told: Any) -> Iterator[Finding]:
     if not found:
         yield Finding("topics", OK, f"{len(wanted):,}, with configurations that kafkad has")
     dynamic: dict[str, list[str]] = {}
-    for node in sorted(cluster.brokers()):
+    for node in sorted(answering):
         request = messages.DescribeConfigsRequest(
             resources=[cls(resource_type=BROKER, resource_name=str(node))]
         )
         try:
             (result,) = cluster.broker(node).ask(request).results
         except Unreachable:
-            continue  # named above
+            continue  # named as one whose groups are not known
         for each in result.configs:
             is_given = each.config_source in (DYNAMIC_BROKER, DYNAMIC_DEFAULT) and each.value is not None
             if is_given and (sentence := unserved_message(each.name, each.value)):
@@ -277,9 +281,13 @@ def _quorum(cluster: Cluster, levels: dict[str, int]) -> Iterator[Finding]:
         yield Finding("quorum", NOTE, "this broker is a cluster by itself: it is away while it restarts")
         return
     cls = messages.DescribeQuorumRequest
-    told = connection.ask(
-        cls(topics=[cls.Topics(topic_name="__cluster_metadata", partitions=[cls.Topics.Partitions()])])
-    )
+    request = cls(topics=[cls.Topics(topic_name="__cluster_metadata", partitions=[cls.Topics.Partitions()])])
+    try:
+        told = connection.ask(request, timeout=QUORUM_S)
+    except Unreachable:  # the broker has asked the controllers, and waits for them
+        found = f"no controller has described it within {QUORUM_S:g} s"
+        yield Finding("quorum", TROUBLE, found, "restart nobody until it has a leader")
+        return
     if told.error_code or told.topics[0].partitions[0].error_code:
         trouble = KafkaError(told.error_code or told.topics[0].partitions[0].error_code)
         yield Finding(

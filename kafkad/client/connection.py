@@ -20,7 +20,7 @@ from kafkad.protocol import codec, errors, messages
 from kafkad.security.client_sasl import login
 
 FRAME_SIZE_MAX = 1 << 30
-CONNECT_SECONDS_MAX = 10.0
+CONNECT_SECONDS_MAX = 10.0  # also for its first answer: others may be tried that are not frozen
 
 
 class Unreachable(Exception):
@@ -177,9 +177,10 @@ class Connection:
         request = messages.ApiVersionsRequest(
             client_software_name="kafkad", client_software_version=__version__
         )
-        response = self.ask(request, 3)
+        seconds = min(self.timeout, CONNECT_SECONDS_MAX)
+        response = self.ask(request, 3, timeout=seconds)
         if response.error_code == errors.UNSUPPORTED_VERSION:
-            response = self.ask(request, 0)
+            response = self.ask(request, 0, timeout=seconds)
         if response.error_code:
             raise errors.KafkaError(response.error_code)
         self.features = {row.name: row.max_version_level for row in response.finalized_features}

@@ -1,8 +1,10 @@
 """`kafkad doctor cluster` beside a cluster that runs: of JVM Kafka, and of kafkad while a node is away."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from confluent_kafka import Consumer
@@ -63,3 +65,24 @@ def test_replicas_that_are_out_of_the_isr_forbid_the_next_restart(kafkad_cluster
     code, found = examine("--bootstrap-server", cluster.bootstrap)
     assert code == 1
     assert found["partitions"] == [("TROUBLE", "with replicas out of the ISR: t-0, t-1")]
+
+
+def test_brokers_that_are_frozen_are_named_soon(kafkad_cluster):
+    """Each was asked again and again, and a half of the table was lost at the quorum's silence."""
+    cluster = kafkad_cluster
+    frozen = [cluster.nodes[number] for number in (2, 3)]
+    wait_until(lambda: examine("--bootstrap-server", cluster.bootstrap)[0] == 0, 60)
+    for node in frozen:
+        node.process.send_signal(signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        code, found = examine("--bootstrap-server", cluster.nodes[1].bootstrap)
+    finally:
+        for node in frozen:
+            node.process.send_signal(signal.SIGCONT)
+    assert code == 1
+    assert time.monotonic() - begun < 45
+    ((state, text),) = found["brokers"]
+    assert state == "TROUBLE"
+    assert all(node.bootstrap in text for node in frozen)
+    assert found["quorum"] == [("TROUBLE", "no controller has described it within 10 s")]

@@ -1,7 +1,7 @@
 """Spark's source and sink over three nodes, of two workers each, that are killed, stopped and frozen in turn:
 every record that a producer got an ack for is in a table once, and in the sink's topic once.
 
-20 seconds of it here, three minutes in `make soak` (KAFKAD_SOAK=1). KAFKAD_SEED=n repeats the choices."""
+12 seconds of it here, three minutes in `make soak` (KAFKAD_SOAK=1). KAFKAD_SEED=n repeats the choices."""
 
 import itertools
 import os
@@ -19,7 +19,7 @@ from kafkad.testing import Cluster
 from tests.sparks import spark_session
 
 SOAK = os.environ.get("KAFKAD_SOAK") == "1"
-TROUBLE_S = 180 if SOAK else 20
+TROUBLE_S = 180 if SOAK else 12
 WAIT_S = 60
 
 

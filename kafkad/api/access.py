@@ -101,7 +101,7 @@ ACCESS: Final[dict[int, Access]] = {
     39: OPEN,  # RenewDelegationToken: who holds the HMAC and is owner or renewer
     40: OPEN,  # ExpireDelegationToken: the same
     41: Access(custom="describe_delegation_token"),
-    42: Access(each=Each(_DELETE, Kind.GROUP, "groups_names", "", "results")),  # DeleteGroups
+    42: Access(custom="delete_groups"),
     43: _cluster(_ALTER),  # ElectLeaders
     44: Access(custom="alter_configs"),  # IncrementalAlterConfigs
     45: _cluster(_ALTER),  # AlterPartitionReassignments

@@ -442,6 +442,12 @@ def _sync_group(gate: Gate) -> Steps:
         yield from gate.refuse(errors.GROUP_AUTHORIZATION_FAILED)
 
 
+def _delete_groups(gate: Gate) -> Steps:
+    """Check DELETE. A group that is named twice is answered once."""
+    gate.request.groups_names = list(dict.fromkeys(gate.request.groups_names))
+    yield from _each(gate, Each(Operation.DELETE, Kind.GROUP, "groups_names", "", "results"))
+
+
 def _describe_groups(gate: Gate) -> Steps:
     yield from _each(gate, Each(Operation.DESCRIBE, Kind.GROUP, "groups", ""))
     if gate.request.include_authorized_operations:
@@ -660,6 +666,7 @@ CUSTOM: Final[dict[str, Callable[[Gate], Steps]]] = {
     "offset_fetch": _offset_fetch,
     "find_coordinator": _find_coordinator,
     "sync_group": _sync_group,
+    "delete_groups": _delete_groups,
     "describe_groups": _describe_groups,
     "list_groups": _list_groups,
     "init_producer_id": _init_producer_id,

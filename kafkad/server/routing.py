@@ -28,6 +28,7 @@ import asyncio
 import inspect
 import logging
 import struct
+from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -106,6 +107,8 @@ LISTED = {
     DELETE_GROUPS: ("groups_names", "results"),
     INCREMENTAL_ALTER_CONFIGS: ("resources", "responses"),
 }
+
+BY_TRANSACTION = frozenset({ADD_PARTITIONS_TO_TXN, DESCRIBE_TRANSACTIONS})  # the others: by group
 
 Execute = Callable[[Api, RequestContext, Any], Any]
 
@@ -302,10 +305,11 @@ class Router:
             return None
         if len(shares) == 1:
             return self._whole(next(iter(shares)), api, context, request, frame)
-        asked, answered = LISTED[api.key]
+        asked, _ = LISTED[api.key]
+        keys = {worker: [_key_of(api.key, element) for element in share] for worker, share in shares.items()}
         parts = {worker: like(request, **{asked: share}) for worker, share in shares.items()}
         answers = yield from self._ask_all(api, context, parts)
-        return self._merged_list(answered, workers, answers, places)
+        return self._merged_list(api.key, workers, answers, keys, places)
 
     # -- sending requests ----------------------------------------------------------------------------------
 
@@ -458,14 +462,16 @@ class Router:
 
     async def _merged_list(
         self,
-        answered: str,
+        api_key: int,
         workers: Sequence[tuple[int, ...]],
         answers: dict[int, Any],
+        keys: dict[int, list[Any]],
         places: list[int] | None,
     ) -> Any:
         responses = await _all(answers)
-        merged = await self._in_turns(_merge_list(answered, workers, responses))
-        if places is not None:
+        merged = await self._in_turns(_merge_list(api_key, workers, responses, keys))
+        if places is not None and not getattr(merged, "error_code", errors.NONE):
+            answered = LISTED[api_key][1]
             each = getattr(merged, answered)
             setattr(merged, answered, [each[place] for place in places])
         return merged
@@ -557,15 +563,28 @@ def _encode_wide(context: RequestContext, answer: list[Any]) -> Generator[None, 
 def _merge_partitions(
     request: Any, names: FieldNames, owners: list[list[int]], responses: dict[int, Any]
 ) -> Steps:
+    """Merge in the order of the request. A worker answers the topics that the guard refuses after the
+    others."""
     response = type(next(iter(responses.values())))()
-    topics = {worker: iter(each.topics) for worker, each in responses.items()}
+    number = names.number or "partition_index"
+    answered: dict[tuple[int, str, int], deque[Any]] = {}
+    count = 0
+    for worker, answer in responses.items():
+        for topic in answer.topics:
+            name = getattr(topic, names.topic)
+            for each in topic.partitions:
+                answered.setdefault((worker, name, getattr(each, number)), deque()).append(each)
+                count += 1
+                if count % LOOKED_AT == 0:
+                    yield
+            yield
     for topic, its_owners in zip(request.topics, owners, strict=True):
-        its = {worker: next(topics[worker]) for worker in dict.fromkeys(its_owners)}
-        partitions = {worker: iter(each.partitions) for worker, each in its.items()}
-        merged = type(response).Topics(**{names.topic: getattr(topic, names.topic)})
+        name = getattr(topic, names.topic)
+        merged = type(response).Topics(**{names.topic: name})
         response.topics.append(merged)
-        for owner in its_owners:
-            merged.partitions.append(next(partitions[owner]))
+        for asked, owner in zip(getattr(topic, names.partitions), its_owners, strict=True):
+            index = asked if names.number is None else getattr(asked, names.number)
+            merged.partitions.append(answered[owner, name, index].popleft())
             if len(merged.partitions) % LOOKED_AT == 0:
                 yield
         yield
@@ -606,12 +625,28 @@ def _merge_once(request: Any, names: FieldNames, owners: list[list[int]], respon
     return response
 
 
-def _merge_list(answered: str, workers: Sequence[tuple[int, ...]], responses: dict[int, Any]) -> Steps:
-    """If several workers answered for the same element, the first error wins."""
+def _key_of(api_key: int, element: Any) -> Any:
+    """Return what an element of a request, and its answer, are known by."""
+    if api_key == INCREMENTAL_ALTER_CONFIGS:
+        return element.resource_type, element.resource_name
+    if isinstance(element, str):
+        return element
+    return element.transactional_id if api_key in BY_TRANSACTION else element.group_id
+
+
+def _merge_list(
+    api_key: int, workers: Sequence[tuple[int, ...]], responses: dict[int, Any], keys: dict[int, list[Any]]
+) -> Steps:
+    """Merge in the order of the request. `keys`: of what each worker was asked for; it answers what the guard
+    refuses after the rest. If several workers answered for the same element, the first error wins. An error
+    without such answers is that of the whole request."""
     response = type(next(iter(responses.values())))()
-    each: dict[int, Iterator[Any]] = {
-        worker: iter(getattr(one, answered)) for worker, one in responses.items()
-    }
+    answered = LISTED[api_key][1]
+    each: dict[int, Iterator[Any]] = {}
+    for worker, one in responses.items():
+        if getattr(one, "error_code", errors.NONE) and not getattr(one, answered):
+            return one
+        each[worker] = iter((yield from _in_order(api_key, keys[worker], getattr(one, answered))))
     merged = getattr(response, answered)
     for its_workers in workers:
         outcomes = [next(each[worker]) for worker in its_workers]
@@ -620,6 +655,21 @@ def _merge_list(answered: str, workers: Sequence[tuple[int, ...]], responses: di
         if len(merged) % LOOKED_AT == 0:
             yield
     return response
+
+
+def _in_order(api_key: int, keys: list[Any], answers: list[Any]) -> Generator[None, None, list[Any]]:
+    """Return the answers in the order of `keys`."""
+    told: dict[Any, deque[Any]] = {}
+    for number, answer in enumerate(answers, 1):
+        told.setdefault(_key_of(api_key, answer), deque()).append(answer)
+        if number % LOOKED_AT == 0:
+            yield
+    found = []
+    for key in keys:
+        found.append(told[key].popleft())
+        if len(found) % LOOKED_AT == 0:
+            yield
+    return found
 
 
 def _merge_groups(responses: Iterable[Any]) -> Steps:

@@ -33,10 +33,11 @@ Send = Callable[[bytes, int, Proposal, Done], None]  # (topic id, partition, …
 class Led:
     """A partition with followers that this broker leads."""
 
-    __slots__ = ("isr", "led_since", "log", "replicas")
+    __slots__ = ("isr", "led_since", "log", "replicas", "state")
 
-    def __init__(self, log: Log, me: int) -> None:
+    def __init__(self, log: Log, me: int, state: PartitionState) -> None:
         self.log = log
+        self.state = state
         self.isr = Isr(me)
         self.replicas: tuple[int, ...] = ()  # the others
         self.led_since = -1
@@ -101,11 +102,12 @@ class Replicas:
             return
         led = self._led.get(key)
         if led is None or led.log is not log:
-            led = self._led[key] = Led(log, self.me)
+            led = self._led[key] = Led(log, self.me, state)
             log.replica_joins = self.joins
         before = led.isr.leader_epoch
         if not led.isr.learn(state):
             return
+        led.state = state
         led.replicas = tuple(each for each in state.replicas if each != self.me)
         reset = SAME_EPOCH
         if led.led_since != log.native.led_since:
@@ -173,7 +175,8 @@ class Replicas:
                     each,
                     each in isr.committed,
                     each in isr.committed or each in isr.adding,
-                    broker is not None and broker.active,
+                    # Kafka waits replica.lag.time.max.ms for one whose log directory has failed.
+                    broker is not None and broker.active and broker.has_online(led.state.directory(each)),
                     -1 if broker is None else broker.epoch,
                     self._rack_of(broker),
                 )

@@ -14,7 +14,7 @@ from kafkad.server.alter_partition import AlterPartitions
 from tests.sim.replication_world import run_through
 from tests.unit.log_world import batch
 from tests.unit.test_assignments import change, placed
-from tests.unit.test_metadata_image import broker
+from tests.unit.test_metadata_image import DIR, broker
 from tests.unit.test_partitions import BROKER, World, topic, topic_id
 
 LAG_MS = 1000
@@ -131,6 +131,30 @@ def test_a_fenced_broker_may_not_join_until_it_is_unfenced(world):
     world.commit(messages.UnfenceBrokerRecord(id=3, epoch=13))
     world.fetch(3, 1)
     assert len(world.sent) == 1
+
+
+def test_hw_does_not_wait_for_a_follower_whose_log_directory_has_failed(world):
+    """The controller removes it from the ISR at once. It was caught up a moment ago."""
+    good, bad = b"g" * 16, b"b" * 16
+    log = world.create()
+    world.commit(
+        broker(3, epoch=13, fenced=False, log_dirs=[good, bad]),
+        change("t", 0, replicas=[1, 2, 3], directories=[DIR, DIR, bad]),
+    )
+    log.append_client(batch(2), 1_000)
+    world.fetch(2, 2)
+    world.fetch(3, 2)
+    assert log.high_watermark == 2
+    log.append_client(batch(1), 1_000)
+    world.fetch(2, 3)
+    assert log.high_watermark == 2
+    world.commit(
+        change("t", 0, isr=[1, 2]),
+        messages.BrokerRegistrationChangeRecord(broker_id=3, broker_epoch=13, log_dirs=[good]),
+    )
+    assert log.high_watermark == 3
+    world.fetch(3, 3)
+    assert world.sent == []  # it may not join
 
 
 def test_who_does_not_lead_proposes_nothing(world):

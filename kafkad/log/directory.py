@@ -15,6 +15,7 @@ Information for the supervisor, or for a worker's successor, is in memory that a
 Beware: flock belongs to an open file, so each write opens the directory again; an fd inherited through fork
 would exclude nobody."""
 
+import errno
 import fcntl
 import mmap
 import os
@@ -152,6 +153,8 @@ class Directory:
         self.broker_epoch = -1  # of the previous clean shutdown
         self.marked_ms = -1  # when its clean-shutdown file was written
         self.lock: int | None = None
+        self.place: tuple[int, int] | None = None  # device and inode, since it is locked
+        self.is_doubted = False  # something in it was missing
         self.group_commit: GroupCommit | None = None  # of its logs, if a loop calls `publish`
         self.shared = False  # with other workers
         self.writer = 0  # the number of this worker
@@ -177,10 +180,29 @@ class Directory:
             return -1, -1
         return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
+    def take_place(self) -> None:
+        """Call when the directory is locked. Raises OSError."""
+        found = os.stat(self.path)
+        self.place = found.st_dev, found.st_ino
+
+    def check_place(self) -> None:
+        """Raise OSError (ENODEV, which takes the directory offline) if its path has become another one's: it
+        was removed, or its file system was unmounted. Records would go to open files that nobody finds again,
+        until the next segment; then all requests would be refused."""
+        try:
+            found = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            now = None
+        else:
+            now = found.st_dev, found.st_ino
+        if self.place is not None and now != self.place:
+            raise OSError(errno.ENODEV, "the directory was removed or unmounted", self.path)
+
     # -- checkpoints ---------------------------------------------------------------------------------------
 
     def write(self, checkpoints: Mapping[str, dict[Key, int]], serial: int) -> None:
         """Write checkpoints, unless newer ones were requested meanwhile. In any thread; raises OSError."""
+        self.check_place()
 
         def still_due(name: str, offsets: dict[Key, int]) -> dict[Key, int] | None:
             return offsets if serial == self.serial and self.is_due(name, offsets) else None

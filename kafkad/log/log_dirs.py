@@ -172,6 +172,7 @@ class LogDirs:
             make_directory(directory.path)
             os.listdir(directory.path)
             directory.lock = lock_directory(directory.path)
+            directory.take_place()
         except InUse:
             raise DirectoryTrouble(f"data directory {directory.path} is in use by another broker") from None
         except OSError as e:
@@ -277,7 +278,7 @@ class LogDirs:
             other = self._logs[key][0].directory
             raise DirectoryTrouble(f"a partition is there twice: {other}, {log.directory}")
         log.on_offline = self._on_offline
-        log.on_short = self.on_short
+        log.on_short = self._on_short
         log.on_log_start = self._log_start_moved
         log.keep_log_start = self._keep_log_start
         if directory.group_commit is not None:
@@ -525,6 +526,14 @@ class LogDirs:
     def _on_offline(self, log: Log, error: OSError) -> None:
         self.fail_directory_of(log)
 
+    def _on_short(self, log: Log, error: OSError) -> None:
+        # In any thread.
+        found = self._logs.get((log.topic, log.partition))
+        if found is not None and error.errno in (errno.ENOENT, errno.ENOTDIR):
+            found[1].is_doubted = True
+        if self.on_short is not None:
+            self.on_short(log, error)
+
     def fail_directory_of(self, log: Log) -> None:
         found = self._logs.get((log.topic, log.partition))
         if found is not None:
@@ -556,6 +565,12 @@ class LogDirs:
         for directory in self._directories:
             if not directory.offline and self._told.is_set(directory.number, FAILED):
                 self.go_offline(directory)
+            if directory.is_doubted and not directory.offline:
+                directory.is_doubted = False
+                try:
+                    directory.check_place()
+                except OSError as gone:
+                    self._checkpoints.failed(directory, gone)
 
     # -- checkpoints ---------------------------------------------------------------------------------------
 

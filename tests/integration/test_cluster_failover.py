@@ -16,6 +16,7 @@ from tests.integration.test_cluster import (
     Writer,
     active_controller,
     controller_ports,
+    in_sync,
     make_topic,
     wait_for_isr,
 )
@@ -111,6 +112,45 @@ def test_another_controls_when_the_disk_of_the_active_controller_is_full(tmp_pat
         writer.check(cluster.bootstrap)
 
 
+def add_directory(cluster, node, path):
+    """Give a node another log directory. The metadata log stays where it is."""
+    cluster.stop(node.number)
+    data = node.data_dir.resolve()
+    dirs = f"log.dirs={data},{path}\nmetadata.log.dir={data}"
+    node.properties.write_text(node.properties.read_text().replace(f"log.dirs={data}", dirs))
+    cluster.start(node.number)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nobody_waits_for_replicas_in_a_log_directory_that_was_taken_away(tmp_path, workers):
+    """As by `umount -l`: the broker goes on with its other directory. Nothing was acknowledged for
+    replica.lag.time.max.ms after the directory went offline, and it never did before a segment was full."""
+    config = {**CONFIG, "offsets.topic.num.partitions": 1, "replica.lag.time.max.ms": 1_000_000}
+    with Cluster(config=config, data_dir=tmp_path / "cluster", workers=workers) as cluster:
+        node = cluster.nodes[1]
+        add_directory(cluster, node, tmp_path / "second")
+        make_topic(cluster.bootstrap, "t")
+        wait_for_isr(cluster, "t")
+        gone = {int(each.name[2:]) for each in (tmp_path / "second").glob("t-*")}
+        assert gone
+        writer = Writer(cluster.bootstrap, "t")
+        writer.write()
+        (tmp_path / "second").rename(tmp_path / "away")
+
+        def others_have_them():
+            writer.write(3)
+            return all((in_sync(cluster.bootstrap, "t") or [3] * PARTITIONS)[index] == 2 for index in gone)
+
+        wait_until(others_have_them, WAIT_S)
+        writer.write(3000)
+        assert node.running
+        (tmp_path / "away").rename(tmp_path / "second")
+        cluster.stop(1)
+        cluster.start(1)
+        wait_for_isr(cluster, "t")
+        writer.check(cluster.bootstrap)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_others_lead_when_a_log_directory_of_a_leader_is_full(tmp_path, workers):
     """No acknowledgement came otherwise, for any partition of the node, until there was room again."""
@@ -120,13 +160,7 @@ def test_others_lead_when_a_log_directory_of_a_leader_is_full(tmp_path, workers)
         Cluster(config=config, data_dir=tmp_path / "cluster", workers=workers) as cluster,
     ):
         node = cluster.nodes[1]
-        cluster.stop(1)
-        lines = node.properties.read_text()
-        data = node.data_dir.resolve()
-        node.properties.write_text(
-            lines.replace(f"log.dirs={data}", f"log.dirs={data},{disk / 'logs'}\nmetadata.log.dir={data}")
-        )
-        cluster.start(1)
+        add_directory(cluster, node, disk / "logs")
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
         topic = NewTopic("t", PARTITIONS, replica_assignment=[[1, 2, 3]] * PARTITIONS)
         admin.create_topics([topic])["t"].result(WAIT_S)

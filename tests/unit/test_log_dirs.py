@@ -341,6 +341,37 @@ def test_a_failed_directory_goes_offline_and_the_others_serve(tmp_path):
     assert os.path.exists(os.path.join(world.paths[1], ".kafka_cleanshutdown"))
 
 
+@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize("instead", ["nothing", "a file", "another directory"])
+def test_a_directory_that_is_taken_away_goes_offline(tmp_path, instead, used):
+    """As by `umount -l`: open files could still be written, and the next segments could not be made."""
+    world = DirsWorld(tmp_path, 2)
+    for index in range(2):
+        world.create("t", index)
+    away = world.dirs.directories()[1]
+    (lost,) = away.logs()
+    if used:  # else it has no open file
+        lost.append_client(batch(1), 1_000)
+    os.rename(away.path, f"{away.path}-away")
+    if instead == "a file":
+        (tmp_path / "d1").write_text("")
+    elif instead == "another directory":
+        (tmp_path / "d1").mkdir()
+    told: list[str] = []
+    world.dirs.on_directory_offline = told.append
+    if not used:
+        with pytest.raises(KafkaError):
+            lost.append_client(batch(1), 1_000)
+    world.dirs.checkpoint()
+    world.scheduler.settle()
+    assert told == [away.path]
+    with pytest.raises(KafkaError) as refusal:
+        lost.append_client(batch(1), 1_000)
+    assert refusal.value.code == 56
+    assert instead != "another directory" or os.listdir(away.path) == []
+    world.dirs.close()
+
+
 def test_a_directory_that_cannot_be_made_is_offline(tmp_path):
     (tmp_path / "d1").write_text("a file")
     world = DirsWorld(tmp_path, 2)

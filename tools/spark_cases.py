@@ -12,15 +12,18 @@ from typing import Any
 
 from spark_world import BASE_MS, Record, World, batches, numbered, outcome, rows
 
+from tests.secured_broker import CERTIFIED, READ, WRITE
+
 Case = Callable[[World], Any]
 CASES: dict[str, Case] = {}
-# Rows without a case yet: they must not look like a pass.
-LATER = {
-    "later: holes of a compacted topic": "kafkad has log compaction",
-    "later: read_committed over commits, aborts and an open transaction": "kafkad has transactions",
-    "later: SASL and TLS": "kafkad has both",
-}
 POLL_MS = 4000  # for cases about fetches without records
+IMPATIENT: dict[str, object] = {  # for cases in which Spark is refused: it tries three times
+    "fetchOffset.numRetries": 1,
+    "fetchOffset.retryIntervalMs": 10,
+    "kafka.max.block.ms": 5000,
+    "kafka.request.timeout.ms": 9000,
+    "kafka.default.api.timeout.ms": 10_000,
+}
 
 
 def case(name: str) -> Callable[[Case], Case]:
@@ -493,6 +496,112 @@ def real_time(world: World) -> Any:
     if query.exception():
         raise query.exception()
     return sorted(row[2] for row in world.read_topic(target, 40))
+
+
+# -- compaction, transactions, security
+
+
+@case("batch: holes of a compacted topic")
+def compacted(world: World) -> Any:
+    topic, left = world.compacted_topic()
+    inside = {"startingOffsets": {topic: {"0": left[2] + 1}}, "endingOffsets": {topic: {"0": left[6] + 2}}}
+    nothing = {"startingOffsets": {topic: {"0": 1}}, "endingOffsets": {topic: {"0": 3}}}
+    return [rows(world.batch(topic)), rows(world.batch(topic, **inside)), rows(world.batch(topic, **nothing))]
+
+
+@case("stream: holes of a compacted topic")
+def compacted_stream(world: World) -> Any:
+    topic, _ = world.compacted_topic()
+    table = world.table()
+    told = table.run(world.stream(topic, startingOffsets="earliest", maxOffsetsPerTrigger=15))
+    return [told, table.rows()]
+
+
+def transactions(world: World, topic: str) -> Callable[[], None]:
+    """Write committed, aborted and plain records, and an open transaction with plain records behind it.
+    Return what aborts that one."""
+    for first, commit in ((0, True), (10, False), (20, True), (30, False)):
+        world.transaction(topic, numbered(10, 2, first=first))(commit)
+    world.produce(topic, numbered(5, 2, first=40))
+    end = world.transaction(topic, numbered(10, 2, first=50))
+    world.produce(topic, numbered(5, 2, first=60))
+    return lambda: end(False)
+
+
+@case("batch: read_committed over commits, aborts and an open transaction")
+def committed(world: World) -> Any:
+    topic = world.topic(2)
+    abort = transactions(world, topic)
+    options = {"kafka_isolation_level": "read_committed"}
+    in_aborted = {
+        "startingOffsets": {topic: {"0": 12, "1": 11}},
+        "endingOffsets": {topic: {"0": 20, "1": 25}},
+    }
+    told = {
+        "committed": rows(world.batch(topic, **options)),
+        "uncommitted": rows(world.batch(topic)),
+        "inside the first aborted": outcome(lambda: rows(world.batch(topic, **in_aborted, **options))),
+        "splits": outcome(lambda: rows(world.batch(topic, minPartitions=9, **options))),
+    }
+    abort()
+    return {**told, "after the abort": rows(world.batch(topic, **options))}
+
+
+@case("stream: read_committed over commits, aborts and an open transaction")
+def committed_stream(world: World) -> Any:
+    topic, table = world.topic(2), world.table()
+    abort = transactions(world, topic)
+    options = {"kafka_isolation_level": "read_committed", "maxOffsetsPerTrigger": 14}
+
+    def run() -> Any:
+        return table.run(world.stream(topic, startingOffsets="earliest", **options))
+
+    told = [run()]
+    abort()
+    world.transaction(topic, numbered(10, 2, first=70))(True)
+    return [told, run(), table.rows()]
+
+
+@case("security: SASL_SSL with SCRAM and ACLs, and TLS with certificates")
+def secured(world: World) -> Any:
+    """The rights of a topic are enough for Spark: its readers need no group."""
+    told: dict[str, Any] = {}
+    with world.secured() as broker:
+        topic, target = broker.topic("guarded", 2), broker.topic("target")
+        broker.produce(topic, numbered(10, 2))
+        broker.add_user("spark", "spark-secret")
+
+        def options(client: dict[str, str]) -> dict[str, object]:
+            return {**{f"kafka.{name}": value for name, value in client.items()}, **IMPATIENT}
+
+        login = options(broker.login("spark", "spark-secret"))
+        certificate = options(broker.certificate("client"))
+
+        def read(options: dict[str, object]) -> Any:
+            return outcome(lambda: rows(world.batch(topic, **options)))
+
+        def write(options: dict[str, object]) -> Any:
+            frame = world.spark.range(0, 10, 1, 1).selectExpr("cast(id as string) value")
+            return outcome(lambda: world.writer(frame.write, target, **options).save())
+
+        told["without a right"] = [read(login), read(certificate), write(login)]
+        for principal in ("User:spark", CERTIFIED):
+            broker.allow(principal, READ, topic)
+        broker.allow("User:spark", WRITE, target)
+        told["with it"] = [read(login), read(certificate), write(login)]
+        told["wrong password"] = read(options(broker.login("spark", "another")))
+        told["wrong certificate"] = read(options(broker.certificate("stranger")))
+        broker.allow("User:spark", READ, target)
+        told["written"] = outcome(lambda: [row[1] for row in rows(world.batch(target, **login))])
+        table = world.table()
+        frame = world.stream(topic, startingOffsets="earliest", maxOffsetsPerTrigger=8, **login)
+        told["stream"] = [table.run(frame), table.rows()]
+        broker.take("User:spark", topic)
+        broker.produce(topic, numbered(10, 2, first=10))
+        told["the right was taken"] = outcome(lambda: table.run(frame))
+        broker.allow("User:spark", READ, topic)
+        told["and given again"] = [table.run(frame), table.rows()]
+    return told
 
 
 # -- trouble

@@ -31,7 +31,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from spark_cases import CASES, LATER
+from spark_cases import CASES
 from spark_world import ROOT, CountingProxy, World, make_spark
 
 RESULTS = ROOT / ".cache" / "spark"
@@ -143,10 +143,6 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
     for name in CASES:
         said = [verdict(results[v]["cells"].get(name, {})) for v in versions]
         lines.append(f"| {name} | {' | '.join(said)} | {requests_text(newest.get(name, {}))} |")
-    for name, note in LATER.items():
-        lines.append(
-            f"| {name} | " + " | ".join("not yet" for _ in versions) + f" | {note}; not compared here yet |"
-        )
     highest: dict[str, list[int]] = {}
     for cell in newest.values():
         for place, kind in enumerate(SHOWN):

@@ -20,7 +20,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -38,6 +45,7 @@ from counting_proxy import UNCOUNTED, CountingProxy  # noqa: E402
 
 from kafkad.testing import Broker  # noqa: E402
 from tests.jvm import JARS, TEST_CONFIG, JvmKafka, fetch_jars  # noqa: E402
+from tests.secured_broker import SecuredBroker  # noqa: E402
 
 BASE_MS = 1_704_067_200_000  # 2024-01-01; the nth record has BASE_MS + n seconds
 ROWS_SHOWN = 40  # above that, a digest
@@ -49,6 +57,7 @@ BROKER_CONFIG = {
     "log.initial.task.delay.ms": "500",
     "log.segment.delete.delay.ms": "500",
     "message.max.bytes": "12000000",
+    "log.cleaner.backoff.ms": "200",
 }
 COLUMNS = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
 
@@ -164,15 +173,88 @@ class World:
         asked = ConfigResource(ConfigResource.Type.TOPIC, name, incremental_configs=entries)
         self.admin.incremental_alter_configs([asked])[asked].result(WAIT_S)
 
+    def compacted_topic(self) -> tuple[str, list[int]]:
+        """Create a topic with holes, also at the ends of its batches and segments. Return its name and the
+        offsets that are left."""
+        topic = self.topic(
+            cleanup_policy="compact", min_cleanable_dirty_ratio="0.001", segment_ms=60_000,
+        )  # fmt: skip
+        written: list[Record] = []
+        for hour, keys in enumerate((range(20), range(0, 20, 2), range(5, 15), range(3), [0, 30], [31])):
+            at = BASE_MS + hour * 3_600_000  # an append of an hour later begins a segment
+            records = [Record(None if key == 7 else b"%d" % hour, b"k%d" % key, 0, None, at) for key in keys]
+            self.produce(topic, records)
+            written += records
+        left = sorted({record.key: offset for offset, record in enumerate(written)}.values())
+        self.wait(lambda: self.offsets_of(topic) == left)
+        return topic, left
+
+    def offsets_of(self, topic: str) -> list[int]:
+        """Return the offsets of the records of partition 0."""
+        own = {"group.id": "setup", "enable.auto.commit": False, "enable.partition.eof": True}
+        reader = Consumer({**self.own, **own})
+        reader.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+        found: list[int] = []
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            for message in reader.consume(1000, timeout=0.2):
+                if message.error():
+                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                    reader.close()
+                    return found
+                found.append(message.offset())
+        raise AssertionError(f"{topic} does not end")
+
+    def transaction(self, topic: str, records: Iterable[Record]) -> Callable[[bool], None]:
+        """Write records in a transaction. Return what commits it (True) or aborts it; afterwards no
+        transaction may be open in the topic."""
+        self._runs += 1
+        producer = Producer({**self.own, "transactional.id": f"{self.case}-{self._runs}", "linger.ms": 5})
+        producer.init_transactions(WAIT_S)
+        producer.begin_transaction()
+        partitions = set()
+        for record in records:
+            partitions.add(record.partition)
+            producer.produce(
+                topic, record.value, record.key, record.partition, timestamp=record.timestamp_ms or BASE_MS
+            )
+        assert producer.flush(WAIT_S) == 0
+
+        def end(commit: bool) -> None:
+            if commit:
+                producer.commit_transaction(WAIT_S)
+            else:
+                producer.abort_transaction(WAIT_S)
+            self.wait(
+                lambda: all(
+                    self.end_offset(topic, each) == self.stable_offset(topic, each) for each in partitions
+                )
+            )
+
+        return end
+
+    def secured(self) -> SecuredBroker:
+        """Return a broker of this kind with TLS, logins and an authorizer, for one case. Its requests are not
+        counted."""
+        return SecuredBroker(self.kind, self.scratch / self.kind / self.case)
+
     def start_offset(self, name: str, partition: int = 0) -> int:
         return self._offset(name, partition, OffsetSpec.earliest())
 
     def end_offset(self, name: str, partition: int = 0) -> int:
         return self._offset(name, partition, OffsetSpec.latest())
 
-    def _offset(self, name: str, partition: int, spec: OffsetSpec) -> int:
+    def stable_offset(self, name: str, partition: int = 0) -> int:
+        """Return the end for readers at read_committed."""
+        return self._offset(name, partition, OffsetSpec.latest(), IsolationLevel.READ_COMMITTED)
+
+    def _offset(
+        self, name: str, partition: int, spec: OffsetSpec,
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    ) -> int:  # fmt: skip
         asked = TopicPartition(name, partition)
-        return self.admin.list_offsets({asked: spec})[asked].result(WAIT_S).offset
+        told = self.admin.list_offsets({asked: spec}, isolation_level=isolation)
+        return told[asked].result(WAIT_S).offset
 
     def produce(self, name: str, records: Iterable[Record], codec: str = "none", **config: object) -> None:
         failed: list[object] = []

@@ -6,6 +6,7 @@ fatal: reading it raises Malformed, and the caller continues without it, with on
 
 import base64
 import binascii
+import errno
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -39,7 +40,10 @@ def make_directory(path: str) -> None:
         missing.append(path)
         path = os.path.dirname(path) or "."
     for each in reversed(missing):
-        os.makedirs(each, exist_ok=True)
+        try:
+            os.makedirs(each, exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), each) from None
         sync_directory(os.path.dirname(each) or ".")
 
 

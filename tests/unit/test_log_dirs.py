@@ -372,9 +372,10 @@ def test_a_directory_that_is_taken_away_goes_offline(tmp_path, instead, used):
     world.dirs.close()
 
 
-def test_a_directory_that_cannot_be_made_is_offline(tmp_path):
+def test_a_directory_that_cannot_be_made_is_offline(tmp_path, caplog):
     (tmp_path / "d1").write_text("a file")
     world = DirsWorld(tmp_path, 2)
+    assert f"Not a directory: '{tmp_path / 'd1'}'" in caplog.text
     assert [directory.offline for directory in world.dirs.directories()] == [False, True]
     world.create("t")
 

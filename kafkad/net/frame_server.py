@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 MIN_FRAME: Final = 8  # key, version and correlation id
 ANSWERED: Final = b""  # of `serve`: by FrameConnection.respond, or there is none
 SHAKE_S: Final = 10.0  # for a TLS handshake
+BACKLOG: Final = 100  # connections that the kernel keeps for us
 # of FrameConnection.phase, as of the reactor's connections
 PHASE_HANDSHAKE: Final = 0
 PHASE_AUTHENTICATING: Final = 1
@@ -130,9 +131,12 @@ class FrameServer:
                 self._tasks.discard(task)
 
         shake_s = None if context is None else SHAKE_S
-        self._servers.append(
-            await asyncio.start_server(accepted, sock=listening, ssl=context, ssl_handshake_timeout=shake_s)
+        # asyncio tries to accept `backlog` times in a row, and without descriptors sets a timer each time.
+        server = await asyncio.start_server(
+            accepted, sock=listening, ssl=context, ssl_handshake_timeout=shake_s, backlog=1
         )
+        listening.listen(BACKLOG)
+        self._servers.append(server)
 
     def _is_named(self, connection: FrameConnection) -> bool:
         certificate = connection.certificate

@@ -10,6 +10,7 @@ stays ignored. Signals during the stop have no effect.
 """
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -46,6 +47,7 @@ from kafkad.server.worker_context import BROKEN, ENDING, NO_DIRECTORY, STOP, Wor
 logger = logging.getLogger("kafkad")
 
 SLICE_US = 100  # Linux's minimum
+SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))  # asyncio accepts later
 
 
 class Node(Protocol):
@@ -205,7 +207,12 @@ def new_loop() -> tuple[EventLoop, Callable[[BaseException], None]]:
         os._exit(BROKEN)  # before it writes another byte
 
     def on_exception(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        fatal(context.get("exception") or RuntimeError(context["message"]))
+        trouble = context.get("exception")
+        if isinstance(trouble, OSError) and trouble.errno in SHORTAGES and "socket" in context:
+            reason = f"accepting a connection of a controller or a broker failed: {trouble.strerror}"
+            logger.warning("%s; new connections wait in the backlog", reason)  # asyncio tries again after 1 s
+            return
+        fatal(trouble or RuntimeError(context["message"]))
 
     loop.set_exception_handler(on_exception)
     return loop, fatal

@@ -12,7 +12,7 @@ import random
 import re
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from kafkad.protocol import codec, compression, messages, records
 from tests.wire import Wire
 
 # The lowest versions of Kafka 4.3, by API key, where kafkad also serves those of Kafka 3.9.
+GROUPS = ["g0", "g1", "g2"]
 KAFKA_4_FROM = {
     0: 3, 1: 4, 2: 1, 8: 2, 9: 1, 19: 2, 20: 1, 23: 2, 27: 1, 29: 1, 30: 1, 31: 1, 32: 1, 34: 1,
     35: 1, 38: 1, 39: 1, 40: 1, 41: 1,
@@ -486,6 +487,12 @@ class Run:
             part.error_code for answer in answers for topic in answer.topics for part in topic.partitions
         )
 
+    def _forgot(self, side: Side, topics: Collection[str]) -> bool:
+        """Whether no group has an offset of a deleted topic: Kafka removes them later."""
+        asked = [messages.OffsetFetchRequest.Groups(group_id=each, topics=None) for each in GROUPS]
+        answer = side.ask(messages.OffsetFetchRequest(groups=asked), 8)
+        return all(topic.name in topics for group in answer.groups for topic in group.topics)
+
     def settle(self, seconds: float = 10.0) -> None:
         """Waits until both brokers have applied what was changed; learns the topics' ids."""
         deadline = time.monotonic() + seconds
@@ -495,7 +502,8 @@ class Run:
             same = {name: parts for name, (_, parts) in ours.items()} == {
                 name: parts for name, (_, parts) in theirs.items()
             }
-            if (same and self._led(ours)) or time.monotonic() > deadline:
+            forgotten = same and all(self._forgot(side, ours) for side in self.sides)
+            if (forgotten and self._led(ours)) or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
         for side, found in zip(self.sides, (ours, theirs), strict=True):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kafkad.api.table import ROWS
-from tests.differential import KAFKA_4_FROM, Symbol, edges
+from tests.differential import GROUPS, KAFKA_4_FROM, Symbol, edges
 
 INT16, INT32, INT64 = 1 << 15, 1 << 31, 1 << 63
 TOPICS = [f"t{number}" for number in range(5)]
@@ -14,7 +14,6 @@ MARKED = ("t0", "t1")  # the brokers write markers, with the time of their own c
 UNPACKED = "unpacked"  # compression.type=uncompressed
 COMPACTED = "compacted"
 SMALL = "small"  # max.message.bytes=2000
-GROUPS = ["g0", "g1", "g2"]
 PRODUCERS = 3
 TOPIC, BROKER = 2, 4
 SERVED = {row.key: (max(row.low, KAFKA_4_FROM.get(row.key, 0)), row.high) for row in ROWS}

@@ -103,6 +103,17 @@ def test_a_waiting_follower_is_woken_by_an_append_and_not_by_the_high_watermark(
     assert not follower.has_answer()
 
 
+def test_a_follower_gets_what_is_appended_because_its_own_fetch_raised_the_high_watermark(world):
+    """As a transaction coordinator does: it writes the next record when the one before is committed."""
+    client, follower = world.connect(), world.connect()
+    client.ask(produce("t", {0: batch(2)}, acks=1), 9)
+    appended = []
+    world.led.await_high_watermark(2, lambda _: appended.append(world.led.append(bytearray(batch(1)), 0)))
+    waiting = follower.send_request(asked(2, max_wait_ms=60_000), 17)
+    part = told(follower.receive(messages.FetchResponse, 17, waiting))
+    assert (appended, part.high_watermark, part.records[:8]) == ([2], 2, (2).to_bytes(8, "big"))
+
+
 def test_the_read_at_the_end_of_a_wait_notes_nothing(world):
     """T8: a follower that died while its Fetch waited is not caught up by the answer to it."""
     client, follower = world.connect(), world.connect()

@@ -29,11 +29,11 @@ from kafkad._native.serving.follower_mail cimport follower_flush
 from kafkad._native.log.cold_reads cimport ColdJob
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.partition_reads cimport ANY_REPLICA, OLDER_SEGMENT, ReadInfo
-from kafkad._native.log.partition_state cimport EPOCH_RAISED, PARTITION_GONE
+from kafkad._native.log.partition_state cimport ADVANCED_END, EPOCH_RAISED, PARTITION_GONE
 from kafkad._native.log.segments cimport log_file_release
 from kafkad._native.serving.leader_hints cimport begin_elsewhere, is_topic_elsewhere, key_elsewhere, led_elsewhere
 from kafkad._native.serving.partition_table cimport (
-    Entry, Topic, TopicKey, Watch, key_new, key_release, key_retain, table_listen, topic_by_id, topic_by_name,
+    Entry, Topic, TopicKey, Watch, key_new, key_release, key_retain, table_advanced, table_listen, topic_by_id, topic_by_name,
     unwatch, watch_fetch)
 from kafkad._native.serving.near_replicas cimport find_near, rack_number
 from kafkad._native.serving.old_fetch cimport CONVERTED_BELOW, answer_converted
@@ -571,6 +571,9 @@ cdef void wait_for_data(Fetching self, Slot* slot, FetchRequest* request, uint32
             watch_fetch(entry, &fetched.watch)
             if entry.remote:
                 table_listen(entry)
+            elif request.replica_id >= 0 and (<Partition>entry.partition).row.log_end_offset > fetched.offset:
+                # Our high watermark rose by what this Fetch says, and a callback has appended: after the read above.
+                table_advanced(<void*>entry, <void*>entry.partition, ADVANCED_END)
         fetched = fetched.next
     self.core.stats.fetch_waits += 1
     fetch.job = self.cold_job

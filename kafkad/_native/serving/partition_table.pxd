@@ -87,6 +87,9 @@ cdef inline Entry* topic_entry(Topic* topic, int32_t index) noexcept nogil:
 cdef inline Entry* entry_by_row(Table* table, size_t row) noexcept nogil:
     return table.by_row[row] if row < table.row_capacity else NULL
 
+# Partition.advanced: the waiters of this entry may be answered now, in the next turn.
+cdef void table_advanced(void* context, void* partition, int why) noexcept nogil
+
 # The owner of a row reports that it advanced.
 cdef void table_remote_advanced(Table* table, size_t row) noexcept nogil
 

@@ -166,7 +166,7 @@ MEANT: dict[str, Callable[[Request, str, Any, Any], bool]] = {
         and path == "groups"
         and all(each in theirs for each in ours)
         and all(
-            each["group_state"] == "Empty" and each["protocol_type"] == ""
+            each.get("group_state", "Empty") == "Empty" and each["protocol_type"] == ""
             for each in theirs
             if each not in ours
         )

@@ -162,13 +162,17 @@ MEANT: dict[str, Callable[[Request, str, Any, Any], bool]] = {
         or (request.key == 15 and (path, theirs) in DEAD)
     ),
     "OffsetCommit: a commit that stores nothing makes no group": lambda request, path, ours, theirs: (
-        request.key == 16
-        and path == "groups"
-        and all(each in theirs for each in ours)
-        and all(
-            each.get("group_state", "Empty") == "Empty" and each["protocol_type"] == ""
-            for each in theirs
-            if each not in ours
+        (request.key == 15 and (path, ours, theirs) == ("groups[].group_state", "Dead", "Empty"))
+        or (request.key == 42 and (ours, theirs) == (errors.GROUP_ID_NOT_FOUND, 0))
+        or (
+            request.key == 16
+            and path == "groups"
+            and all(each in theirs for each in ours)
+            and all(
+                each.get("group_state", "Empty") == "Empty" and each["protocol_type"] == ""
+                for each in theirs
+                if each not in ours
+            )
         )
     ),
     "OffsetDelete: of a group that a commit has not made": lambda request, path, ours, theirs: (

@@ -231,3 +231,49 @@ def test_without_a_controller_the_wait_ends():
                 channel.close()
 
     run(work())
+
+
+async def never(*_, **__):
+    """Connect to a machine without power."""
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_requests_that_wait_for_a_dead_controller_go_to_its_successor(connected):
+    """A heartbeat must not wait for the time-out of another request."""
+
+    async def work():
+        async with Node(lambda *_: None) as dead, Node() as successor:
+            leaders = [Leader(1, "127.0.0.1", dead.port)]
+
+            async def connect(host, port, *others, **options):
+                if port == dead.port and not connected:
+                    await never()
+                return await Channel.connect(host, port, *others, **options)
+
+            channel = ControllerChannel(
+                lambda: leaders[-1], client_id="us", retry_backoff_ms=10, connect=connect
+            )
+            asked = [asyncio.create_task(channel.ask(beat(), timeout_s=60)) for _ in range(3)]
+            await asyncio.sleep(0.1)
+            assert not any(each.done() for each in asked)
+            leaders.append(Leader(2, "127.0.0.1", successor.port))
+            async with asyncio.timeout(5):
+                answers = await asyncio.gather(*asked)
+            assert [answer.error_code for answer in answers] == [0, 0, 0] and successor.connections == 1
+            channel.close()
+
+    run(work())
+
+
+def test_a_request_does_not_wait_longer_for_a_connection_than_it_may():
+    async def work():
+        channel = ControllerChannel(lambda: Leader(1, "h", 9), client_id="us", connect=never)
+        patient = asyncio.create_task(channel.ask(beat(), timeout_s=60))
+        await asyncio.sleep(0)
+        with pytest.raises(Unreachable, match="h:9 has not answered"):
+            async with asyncio.timeout(5):
+                await channel.ask(beat(), timeout_s=0.2)
+        patient.cancel()
+
+    run(work())

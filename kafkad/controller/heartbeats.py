@@ -19,6 +19,7 @@ from typing import Any
 from kafkad.metadata.image import MetadataImage
 
 UNKNOWN = -1  # offset
+NEVER = -(1 << 62)  # ms: a session that begins then has ended
 BrokerKey = tuple[int, int]  # id and epoch
 
 
@@ -89,6 +90,11 @@ class Heartbeats:
             del self._contacts[broker]
             return broker
         return None
+
+    def not_fenced(self, broker: BrokerKey) -> None:
+        """The change that fences a broker whose session has ended could not be written: it expires again."""
+        if broker not in self._contacts:  # else it has sent a heartbeat meanwhile
+            self._contacts = {broker: NEVER, **self._contacts}
 
     def end_session(self, broker: BrokerKey) -> None:
         """End the session of a broker that is dead or has been let go, so that another incarnation may

@@ -225,7 +225,7 @@ class QuorumController(Controller):
         broker = head.image.brokers.get(stale[0])
         if broker is None or broker.epoch != stale[1]:
             return True  # it is gone, or another incarnation has come
-        yield from self._fence(head, broker.broker_id, "its session has ended")
+        yield from self._fence(head, stale, "its session has ended")
         return True
 
     def fence_dead(self, broker: BrokerKey, is_dead: Callable[[], bool]) -> Steps:
@@ -236,21 +236,26 @@ class QuorumController(Controller):
         if registered is None or registered.epoch != broker[1] or not is_dead():
             return False
         head.heartbeats.end_session(broker)
-        yield from self._fence(head, broker[0], "its process has died, it refuses connections")
+        yield from self._fence(head, broker, "its process has died, it refuses connections")
         return True
 
-    def _fence(self, head: Head, broker_id: int, reason: str) -> Steps:
-        """Fence the broker. If it has many replicas, first elect leaders for the partitions that it leads,
-        because clients wait for these; the ISRs of the others change afterwards."""
-        if len(head.indexes.in_isr.get(broker_id, ())) > MANY:
-            records = yield from membership.plan_succession(head, broker_id)
-            yield from self._append(records, atomic=False)
-            head = self._look()
-        records = yield from membership.plan_fence(head, broker_id)
-        if records:
-            logger.warning("broker %d is fenced: %s", broker_id, reason)
-            yield from self._append(records, atomic=False)
-        head.heartbeats.fence(broker_id)
+    def _fence(self, head: Head, broker: BrokerKey, reason: str) -> Steps:
+        """Fence a broker that has no session. If it has many replicas, first elect leaders for the partitions
+        that it leads, because clients wait for these; the ISRs of the others change afterwards."""
+        heartbeats, broker_id = head.heartbeats, broker[0]
+        try:
+            if len(head.indexes.in_isr.get(broker_id, ())) > MANY:
+                records = yield from membership.plan_succession(head, broker_id)
+                yield from self._append(records, atomic=False)
+                head = self._look()
+            records = yield from membership.plan_fence(head, broker_id)
+            if records:
+                logger.warning("broker %d is fenced: %s", broker_id, reason)
+                yield from self._append(records, atomic=False)
+        except BaseException:  # for example, the disk is full: try again
+            heartbeats.not_fenced(broker)
+            raise
+        heartbeats.fence(broker_id)
 
     def next_expiry_ms(self) -> int | None:
         if self._heartbeats is None:

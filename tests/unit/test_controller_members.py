@@ -4,13 +4,18 @@ import random
 
 import pytest
 from controller_world import SESSION_MS, World, refused
+from steps import finish
 
+from kafkad.clock import ManualClock
 from kafkad.controller.elections import Assignment, change_of
 from kafkad.controller.heartbeats import BrokerState, Heartbeats
 from kafkad.controller.leadership import PREFERRED, UNCLEAN, Indexes
+from kafkad.controller.quorum_controller import QuorumController
 from kafkad.metadata.image import RECOVERED, RECOVERING, PartitionState
+from kafkad.metadata.replay import applied
 from kafkad.protocol import errors, messages
-from tests.registrations import directory_of
+from kafkad.protocol.errors import KafkaError
+from tests.registrations import CLUSTER, directory_of
 
 
 @pytest.fixture
@@ -713,3 +718,44 @@ def test_indexes_that_follow_are_those_that_are_built(world):
     world.create("t", [1, 2], [2, 3])
     world.fence(2)
     assert world.indexes == Indexes(world.image)
+
+
+class FullLog:
+    """A QuorumLog of one voter, which leads on. `room`: whether its disk has room."""
+
+    node_id, term, room = 9, 1, True
+
+    def __init__(self, world):
+        self.world = world
+
+    @property
+    def head(self):
+        return self.world.image
+
+    image = head
+
+    def append_steps(self, records, *, atomic=True):
+        yield
+        if not self.room:
+            raise KafkaError(errors.KAFKA_STORAGE_ERROR, "no space left")
+        before = self.world.image
+        self.world.image, _ = applied(before, records, offset=before.offset + len(records))
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_broker_that_could_not_be_fenced_is_fenced_when_the_disk_has_room(world, early):
+    world.create("t", [1, 2])
+    log, clock = FullLog(world), ManualClock()
+    controller = QuorumController(log, clock, world.random, world.config, CLUSTER)
+    controller._begin()
+    log.room = False
+    dead = (1, world.image.brokers[1].epoch)
+    if early:
+        assert refused(finish, controller.fence_dead(dead, lambda: True)) == errors.KAFKA_STORAGE_ERROR
+    else:
+        clock.advance(SESSION_MS + 1)
+        assert refused(finish, controller.fence_stale()) == errors.KAFKA_STORAGE_ERROR
+    assert not world.image.brokers[1].fenced
+    log.room = True
+    finish(controller.fence_stale())
+    assert world.image.brokers[1].fenced and world.state().leader == 2

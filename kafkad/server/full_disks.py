@@ -67,7 +67,8 @@ class FullDisks:
                 yield log
 
     def _is_full(self, directory: str) -> bool:
-        if self._now_ms() - self._last_ms[directory] <= AGAIN_MS:
+        last_ms = self._last_ms.get(directory)  # None: the log has moved there since it was refused
+        if last_ms is not None and self._now_ms() - last_ms <= AGAIN_MS:
             return True
         with suppress(OSError):
             found = os.statvfs(directory)

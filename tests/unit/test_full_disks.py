@@ -24,7 +24,9 @@ class World:
         monkeypatch.setattr(full_disks.os, "statvfs", self._statvfs)
 
     def _statvfs(self, directory):
-        assert directory == "/data"
+        assert directory in ("/data", "/roomy")
+        if directory == "/roomy":
+            return SimpleNamespace(f_bavail=1 << 30, f_frsize=4096, f_files=100, f_favail=90)
         return SimpleNamespace(f_bavail=self.free // 4096, f_frsize=4096, f_files=100, f_favail=90)
 
     def after(self, ms):
@@ -99,3 +101,13 @@ def test_other_shortages_do_not_count(monkeypatch):
     world = World(monkeypatch)
     world.disks.refused(world.log, OSError(errno.EMFILE, "descriptors"))
     assert world.after(600_000) == []
+
+
+def test_a_log_that_has_moved_to_a_disk_with_room_stays(monkeypatch):
+    """The operator makes room by kafka-reassign-partitions between two directories."""
+    world = World(monkeypatch)
+    world.disks.refused(world.log, FULL)
+    world.log.directory = "/roomy/t-0"
+    assert world.after(WAIT_MS) == []
+    world.log.directory = "/data/t-0"
+    assert world.after(WAIT_MS) == []  # forgotten

@@ -39,7 +39,7 @@ from kafkad.log.log import Log
 from kafkad.metadata.image import MetadataImage, PartitionState
 from kafkad.net.channel import Channel, Unreachable
 from kafkad.protocol import errors, messages
-from kafkad.protocol.errors import KafkaError
+from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.replication import truncation
 from kafkad.replication.truncation import Cut, StartAnew
 
@@ -311,13 +311,17 @@ class LeaderFetcher:
         if followed is None:
             return
         log = followed.log
-        cut = truncation.diverged(
-            leader_epoch,
-            end,
-            end_offset=log.end_offset,
-            high_watermark=log.high_watermark,
-            end_offset_for=log.end_offset_for_epoch,
-        )
+        try:
+            cut = truncation.diverged(
+                leader_epoch,
+                end,
+                end_offset=log.end_offset,
+                high_watermark=log.high_watermark,
+                end_offset_for=log.end_offset_for_epoch,
+            )
+        except Malformed as lie:
+            self.trouble(topic_id, index, epoch, False, str(lie))
+            return
         self._cut((topic_id, index), followed, cut)
 
     def trouble(self, topic_id: bytes, index: int, epoch: int, failed: bool, why: str) -> None:

@@ -20,6 +20,8 @@ ReplicaManager.initialFetchOffset."""
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from kafkad.protocol.errors import Malformed
+
 UNDEFINED: Final = -1  # epoch or offset
 
 EndOffsetFor = Callable[[int], tuple[int, int]]  # LeaderEpochs.end_offset_for of the follower's log
@@ -62,7 +64,9 @@ def diverged(
     end_offset_for: EndOffsetFor,
 ) -> Cut:
     """Return where to truncate. The leader's largest epoch up to ours is `leader_epoch`, and ends at
-    `leader_end`."""
+    `leader_end`. Raises Malformed."""
+    if min(leader_epoch, leader_end) < UNDEFINED:
+        raise Malformed(f"epoch {leader_epoch} cannot end at {leader_end}")
     if leader_end == UNDEFINED:
         return Cut(min(high_watermark, end_offset), True)
     if leader_epoch == UNDEFINED:

@@ -2,11 +2,14 @@
 
 import random
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
 from kafkad.log.leader_epochs import LeaderEpochs
+from kafkad.protocol.errors import Malformed
 from kafkad.replication import truncation
+from kafkad.replication.fetchers import Followed, LeaderFetcher
 from kafkad.replication.truncation import Beginning, Cut, StartAnew
 from tests.unit.log_world import LogWorld, batch
 
@@ -51,6 +54,26 @@ def test_t14_a_follower_without_epochs_is_cut_to_hw_and_names_none():
     assert truncation.begins_at(0, 0, None) == Beginning(0, -1, False)
     assert truncation.begins_at(10, 12, None) == Beginning(10, -1, False)  # HW is never above the end
     assert truncation.begins_at(10, 4, 3) == Beginning(10, 3, False)
+
+
+@pytest.mark.parametrize("lie", [(3, -2), (-2, 4), (3, -(1 << 62))])
+def test_a_leader_whose_epoch_ends_nowhere_is_not_believed(lie):
+    """Otherwise the follower removes everything and begins its log at a negative offset."""
+    follower = Replica([0, 1, 3, 3])
+    with pytest.raises(Malformed):
+        follower.cut(lie)
+    assert follower.end == 4
+
+
+def test_the_fetcher_waits_after_such_an_answer():
+    log = SimpleNamespace(end_offset=4, high_watermark=4, end_offset_for_epoch=lambda epoch: (epoch, 4))
+    followed = Followed(log, 7)
+    fetcher = LeaderFetcher.__new__(LeaderFetcher)
+    fetcher.followed = {(b"t" * 16, 0): followed}
+    told = []
+    fetcher.trouble = lambda *arguments: told.append(arguments)
+    fetcher.diverged(b"t" * 16, 0, 7, 3, -2)
+    assert told == [(b"t" * 16, 0, 7, False, "epoch 3 cannot end at -2")]
 
 
 def test_t15_a_follower_that_does_not_know_the_leaders_epoch_is_cut_in_rounds():

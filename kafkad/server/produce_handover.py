@@ -250,7 +250,7 @@ class ProduceHandover:
         try:
             response = await self._channels.ask(leader, request, timeout_s=timeout_s)
             return response.responses[0].partition_responses[0]
-        except Unreachable:
+        except (Unreachable, IndexError):  # no answer, or one that does not name the partition
             code = errors.REQUEST_TIMED_OUT  # the records may have arrived
         except KafkaError as trouble:
             code = trouble.code

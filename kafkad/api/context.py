@@ -22,6 +22,7 @@ from kafkad.coordinator.transactions import TransactionCoordinator
 from kafkad.log.log_dirs import LogDirs
 from kafkad.metadata.image import MetadataImage
 from kafkad.protocol import errors
+from kafkad.raft.seldom import Seldom
 from kafkad.replication.low_watermarks import LowWatermarks
 from kafkad.replication.partitions import Partitions
 from kafkad.security.authorizer import Authorizer
@@ -175,6 +176,7 @@ class Services:
     api_versions: tuple[tuple[int, int, int], ...] = ()  # (key, lowest, highest) as listed by ApiVersions
     advertised: dict[str, tuple[str, int]] = field(default_factory=dict)  # listener name -> host, port
     metadata_answers: MetadataAnswers = field(default_factory=MetadataAnswers)
+    seldom: Seldom = field(default_factory=Seldom)  # limits log lines that clients cause
     # in a cluster
     remote_markers: RemoteMarkers | None = None  # None: no other broker leads anything
     low_watermarks: LowWatermarks | None = None  # None: no other broker has replicas

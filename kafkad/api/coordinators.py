@@ -48,7 +48,7 @@ def find_coordinator(services: Services, context: RequestContext, request: Any) 
         created = services.controller.auto_create([topic])
         if inspect.isawaitable(created):
             return _answer_later(services, context, request, topic, created)
-        _log_troubles(created)
+        _log_troubles(services, created)
     return (yield from _answer(services, context, request))
 
 
@@ -63,15 +63,16 @@ async def _answer_later(
     services: Services, context: RequestContext, request: Any, topic: str, created: Awaitable[Troubles]
 ) -> Any:
     try:
-        _log_troubles(await created)
+        _log_troubles(services, await created)
     except KafkaError as trouble:
-        _log_troubles({topic: trouble})
+        _log_troubles(services, {topic: trouble})
     return at_once(_answer(services, context, request))
 
 
-def _log_troubles(created: Troubles) -> None:
+def _log_troubles(services: Services, created: Troubles) -> None:
+    """Clients ask again at once and without end, so log each topic only from time to time."""
     for topic, trouble in created.items():
-        if trouble is not None:
+        if trouble is not None and services.seldom.due(topic, services.clock.monotonic_ms()):
             logger.error("%s could not be created: %s", topic, trouble)
 
 

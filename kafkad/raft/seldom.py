@@ -1,7 +1,7 @@
 """Log messages for conditions that go on: logged once, then only from time to time. For example a node that
 waits for its quorum, or a broker whose heartbeats are refused. Nothing here reads a clock.
 
-Use: raft/node, server/broker_lifecycle."""
+Use: raft/node, server/broker_lifecycle, server/alter_partition, api/coordinators."""
 
 from typing import Final
 

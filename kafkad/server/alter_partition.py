@@ -17,6 +17,7 @@ from typing import Any, Final
 from kafkad.net.channel import Unreachable
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
+from kafkad.raft.seldom import Seldom
 from kafkad.replication.isr import Answer, Proposal
 from kafkad.replication.replicas import Done
 from kafkad.server.controller_channel import Ask
@@ -43,6 +44,7 @@ class AlterPartitions:
         self._epoch = epoch
         self._waiting: dict[Key, tuple[Proposal, Done]] = {}
         self._sending = self._troubled = False
+        self._seldom = Seldom()
 
     def send(self, topic_id: bytes, index: int, proposal: Proposal, done: Done) -> None:
         """Propose an ISR. `done` is called once, unless another proposal for the partition replaces this one
@@ -71,9 +73,11 @@ class AlterPartitions:
             if response.error_code:
                 raise KafkaError(response.error_code)
         except (Unreachable, KafkaError) as trouble:
-            logger.warning("the ISR of %d partitions could not be changed: %s", len(sent), trouble)
+            if self._seldom.due(str(trouble), int(asyncio.get_running_loop().time() * 1000)):
+                logger.warning("the ISR of %d partitions could not be changed: %s", len(sent), trouble)
             self._troubled = True
             return list(sent)
+        self._seldom.over()
         again = set(sent)
         for topic in response.topics:
             for row in topic.partitions:

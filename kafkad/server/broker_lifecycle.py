@@ -153,7 +153,8 @@ class BrokerLifecycle:
                     return
                 reason = f"the controller answers {KafkaError(response.error_code)}"
                 reason += HINTS.get(response.error_code, "")
-            logger.warning("broker %d is not registered: %s", self._registration.broker_id, reason)
+            if self._seldom.due(reason, int(clock() * 1000)):
+                logger.warning("broker %d is not registered: %s", self._registration.broker_id, reason)
             await asyncio.sleep(min(self._interval_s, max(end - clock(), 0)))
         if self.state is not State.GONE:
             raise NotRegistered(

@@ -397,6 +397,7 @@ class MemberWorker(Worker):
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.remove(task)
             if task.cancelled() or (trouble := task.exception()) is None:
                 return
             if isinstance(trouble, NotRegistered | UnusableMetadata) and not self._start_failed.done():

@@ -9,11 +9,13 @@ from coordinator_world import World, protocol, subscription
 
 from kafkad.api import coordinators, groups, offsets
 from kafkad.api.context import RequestContext
+from kafkad.clock import ManualClock
 from kafkad.controller.topics import auto_created
 from kafkad.coordinator.runtime import at_once
 from kafkad.metadata.image import BrokerRegistration, Endpoint, MetadataImage, PartitionState, Topic
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
+from kafkad.raft.seldom import Seldom
 
 TOPIC_ID = bytes(range(16))
 GONE_ID = bytes(range(1, 17))
@@ -60,6 +62,8 @@ class Broker:
         )
         self.created = []
         self.services = SimpleNamespace(
+            seldom=Seldom(),
+            clock=ManualClock(),
             config=self.world.config,
             groups=self.world.coordinator,
             transactions=None,
@@ -495,6 +499,22 @@ def test_a_controller_elsewhere_is_waited_for_and_may_be_gone(broker, version):
         assert len(broker.created) == 1
 
     play(scenario())
+
+
+def test_a_topic_that_cannot_be_created_is_logged_seldom(broker, caplog):
+    """Clients ask again at once: what an authorizer denies would fill the log."""
+
+    async def auto_create(names):
+        raise KafkaError(errors.CLUSTER_AUTHORIZATION_FAILED)
+
+    async def scenario():
+        broker.auto_create = auto_create
+        for _ in range(5):
+            await broker.call("FindCoordinator", 0, key="g")
+
+    play(scenario())
+    lines = [each for each in caplog.records if "could not be created" in each.getMessage()]
+    assert [each.levelname for each in lines] == ["ERROR"]
 
 
 def test_a_transactional_id_is_answered_with_this_broker(broker):

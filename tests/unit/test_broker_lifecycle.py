@@ -1,6 +1,7 @@
 """A broker's life as its controllers see it: what it says in each state, and what it makes of the answers."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +10,7 @@ from kafkad.metadata.image import Endpoint, MetadataImage
 from kafkad.net.channel import Unreachable
 from kafkad.protocol import errors, messages
 from kafkad.server.broker_lifecycle import BrokerLifecycle, State
+from kafkad.server.member_worker import MemberWorker
 
 Registered = messages.BrokerRegistrationResponse
 Beat = messages.BrokerHeartbeatResponse
@@ -162,6 +164,30 @@ def test_a_refused_heartbeat_is_logged_once_until_one_is_taken(caplog):
 
     run(work())
     assert sum("is refused its heartbeat" in each.getMessage() for each in caplog.records) == 2
+
+
+def test_a_refused_registration_is_logged_once(caplog):
+    """By a broker whose node.id another one has, for as long as it tries."""
+    world = Controllers(always=Registered(error_code=errors.DUPLICATE_BROKER_REGISTRATION))
+    with pytest.raises(NotRegistered):
+        run(world.broker(initial_timeout_ms=100).run())
+    assert len(world.registrations) > 3
+    assert sum("is not registered" in each.getMessage() for each in caplog.records) == 1
+
+
+def test_a_worker_forgets_tasks_that_have_ended():
+    """Each change of an ISR is one, for as long as the broker runs."""
+
+    async def work():
+        worker = SimpleNamespace(loop=asyncio.get_running_loop(), _tasks=[])
+        for _ in range(3):
+            MemberWorker._run(worker, asyncio.sleep(0))
+        assert len(worker._tasks) == 3
+        await asyncio.wait(list(worker._tasks))
+        await asyncio.sleep(0)
+        assert worker._tasks == []
+
+    run(work())
 
 
 def test_an_answer_from_before_the_wish_to_leave_lets_nobody_go():

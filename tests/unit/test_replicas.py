@@ -261,6 +261,14 @@ def test_a_request_that_fails_is_sent_again_until_a_controller_answers():
     assert len(controller.asked) == 3
 
 
+def test_controllers_that_refuse_every_request_are_logged_once(caplog):
+    """It is sent again every 50 ms. For example, the broker has been unregistered."""
+    controller = Controller(*[None] * 4)
+    assert run(controller, 0, until=1) == [(0, 0)]
+    assert len(controller.asked) == 5
+    assert sum("could not be changed" in each.getMessage() for each in caplog.records) == 1
+
+
 def test_a_partition_that_is_missing_in_the_answer_is_asked_again():
     controller = Controller({(T, 0): 0})
     assert run(controller, 0, 1, until=2) == [(0, 0), (1, 0)]

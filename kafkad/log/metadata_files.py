@@ -79,6 +79,12 @@ class MetadataFiles:
             raise FileNotFoundError(self._path(snapshot))
         return content
 
+    def read_piece(self, snapshot: SnapshotId, position: int, size: int) -> bytes:
+        """Return these bytes of a snapshot; fewer at its end."""
+        with open(self._path(snapshot), "rb") as file:
+            file.seek(position)
+            return file.read(size)
+
     def read_beginning(self, snapshot: SnapshotId) -> bytes:
         """Return enough bytes for the header."""
         with open(self._path(snapshot), "rb") as file:

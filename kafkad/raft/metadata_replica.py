@@ -86,6 +86,7 @@ class Files(Protocol):
     def write_quorum_state(self, content: bytes) -> None: ...
     def snapshots(self) -> list[SnapshotId]: ...
     def read_snapshot(self, snapshot: SnapshotId) -> bytes: ...
+    def read_piece(self, snapshot: SnapshotId, position: int, size: int) -> bytes: ...
     def read_beginning(self, snapshot: SnapshotId) -> bytes: ...
     def write_snapshot(self, snapshot: SnapshotId, pieces: Iterable[bytes | bytearray]) -> int: ...
     def write_part(self, snapshot: SnapshotId, position: int, piece: bytes | memoryview) -> None: ...
@@ -135,6 +136,7 @@ class MetadataReplica:
         self._voters_offset = -1  # -1: no voters in the log itself
         self._image_control: tuple[int, tuple[Voter, ...]] | None = None  # the same, as of `image`
         self._snapshot_control: tuple[int, tuple[Voter, ...]] | None = None  # for the snapshot being written
+        self._forgot_votes = False  # quorum-state was damaged
         self._left_out = 0  # records that could not be applied
         self._broken = ""  # why nothing can be appended any more
         self._new_bytes = 0  # of the log, since the last snapshot
@@ -219,10 +221,10 @@ class MetadataReplica:
             return ElectionState.decode(content)
         except Malformed as trouble:
             # The log has the epochs with leaders, and an epoch without a record cannot be confused with
-            # another.
-            logger.error(
-                "%s/quorum-state is damaged and will be written anew: %s", self._log.directory, trouble
-            )
+            # another. But a vote is lost: see RaftNode.open.
+            if not self._forgot_votes:
+                logger.error("%s/quorum-state is damaged: %s", self._log.directory, trouble)
+            self._forgot_votes = True
             return ElectionState(leader_epoch=0)
 
     @property
@@ -273,7 +275,11 @@ class MetadataReplica:
         )
 
     def end_snapshot(self, snapshot: SnapshotId) -> None:
-        """The snapshot is complete. Delete what it makes superfluous. Raises OSError or KafkaError."""
+        """The snapshot is complete. Delete what it makes superfluous; also the snapshot itself, if a newer
+        one was fetched meanwhile, above which the log continues. Raises OSError or KafkaError."""
+        if self.last_snapshot is not None and snapshot < self.last_snapshot:
+            self._files.delete_snapshot(snapshot)
+            return
         self.last_snapshot = snapshot
         self.clean()
 

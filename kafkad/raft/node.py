@@ -35,6 +35,7 @@ from kafkad.raft.elections import (
     may_grant,
 )
 from kafkad.raft.leadership import Leadership
+from kafkad.raft.metadata_replica import UnusableMetadata
 from kafkad.raft.observer import Leader, Observer, explained
 from kafkad.raft.quorum_messages import InFlightRequest, LeaderAndEpoch, Reply
 from kafkad.raft.reconfigure import CHANGES, Update, VoterChanges, batch_of, refused
@@ -146,6 +147,12 @@ class RaftNode(Observer):
         self.history.begin(self.image.offset, self._kraft_version, self._voters)
         self._note_voters(self.image.offset + 1)
         election = self._election()
+        if self._forgot_votes and self._may_stand and self._others:
+            raise UnusableMetadata(
+                f"{self._log.directory}/quorum-state is damaged. Without its last vote, this controller could"
+                " vote twice in an epoch, and two controllers could lead. Restore the file; or, if the other"
+                " controllers have a leader, delete it"
+            )
         if election.leader_epoch == self.epoch:
             self._leader_id = election.leader_id
             if election.voted_id != NOBODY:

@@ -153,16 +153,16 @@ class ServedFetches:
             code = errors.SNAPSHOT_NOT_FOUND
         if code:
             return wire.answer(request, code, node.leader_and_epoch, unaligned_records=b"", **fields)
-        content = node._files.read_snapshot(snapshot)
-        if not 0 <= partition.position < len(content):
+        size = node._files.size(snapshot)
+        if not 0 <= partition.position < size:
             code = errors.POSITION_OUT_OF_RANGE
             return wire.answer(request, code, node.leader_and_epoch, unaligned_records=b"", **fields)
         node_id = request.replica_id
         assert node._leadership is not None
         if node_id != node.node_id and node._is_voter(node_id, partition.replica_directory_id):
             node._leadership.heard(node_id, node._now())
-        end = partition.position + min(max(request.max_bytes, 1), PIECE_MAX)
-        piece = bytes(content[partition.position : end])
+        wanted = min(max(request.max_bytes, 1), PIECE_MAX)
+        piece = node._files.read_piece(snapshot, partition.position, wanted)
         return wire.answer(
-            request, errors.NONE, node.leader_and_epoch, size=len(content), unaligned_records=piece, **fields
+            request, errors.NONE, node.leader_and_epoch, size=size, unaligned_records=piece, **fields
         )

@@ -197,6 +197,9 @@ class SimFiles:
     def read_snapshot(self, snapshot: tuple[int, int]) -> bytes:
         return self.disk.snapshots[snapshot]
 
+    def read_piece(self, snapshot: tuple[int, int], position: int, size: int) -> bytes:
+        return self.disk.snapshots[snapshot][position : position + size]
+
     read_beginning = read_snapshot
 
     def write_snapshot(self, snapshot: tuple[int, int], pieces: Any) -> int:

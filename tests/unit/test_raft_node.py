@@ -8,6 +8,7 @@ from kafkad.protocol.errors import KafkaError
 from kafkad.raft import quorum_messages as wire
 from kafkad.raft.election_state import ElectionState
 from kafkad.raft.elections import Role
+from kafkad.raft.metadata_replica import UnusableMetadata
 from kafkad.raft.quorum_messages import InFlightRequest
 from tests.sim.raft_world import CLUSTER, Quorum
 
@@ -112,6 +113,25 @@ def test_a_vote_is_on_the_disk_before_it_is_given(world):
     assert wire.told(ask(world.nodes[1], vote(6, candidate=(3, bytes([3]) * 16)))).vote_granted
 
 
+def test_a_voter_that_has_lost_its_vote_does_not_start(world):
+    """It could vote for two candidates in one epoch, and both would lead. Kafka refuses, too."""
+    ask(world.nodes[1], vote(5))
+    world.crash(1)
+    world.disks[1].quorum_state = b'{"leaderId":-1,"lea'
+    with pytest.raises(UnusableMetadata, match="quorum-state is damaged"):
+        world.start(1)
+
+
+def test_the_only_voter_starts_without_its_vote():
+    world = Quorum(1, 1)
+    world.run(1_000)
+    world.crash(1)
+    world.disks[1].quorum_state = b"?"
+    world.start(1)
+    world.run(1_000)
+    assert world.leaders == [1]
+
+
 def test_a_pre_vote_leaves_nothing_behind(world):
     node = world.nodes[1]
     before = world.disks[1].quorum_state, node.epoch
@@ -165,6 +185,25 @@ def test_where_the_logs_part_is_told(led):
     assert (told.diverging_epoch.epoch, told.diverging_epoch.end_offset) == (node.epoch, node.end_offset)
     assert not told.records
     assert wire.told(ask(node, fetch(node, fetch_offset=0, last_fetched_epoch=0))).records
+
+
+def test_a_piece_of_a_snapshot_is_read_alone(led, monkeypatch):
+    """A large snapshot is fetched in many pieces, and each is read while votes and heartbeats wait."""
+    (leader,) = led.leaders
+    node = led.nodes[leader]
+    led.append(leader, 5)
+    led.run(1_000)
+    led.snapshot(leader)
+    (snapshot,) = led.disks[leader].snapshots
+    monkeypatch.setattr(type(node._files), "read_snapshot", None)
+    cls = messages.FetchSnapshotRequest
+    partition = cls.Topics.Partitions(
+        partition=0, current_leader_epoch=node.epoch, position=7,
+        snapshot_id=cls.Topics.Partitions.SnapshotId(end_offset=snapshot[0], epoch=snapshot[1]),
+    )  # fmt: skip
+    topic = cls.Topics(name="__cluster_metadata", partitions=[partition])
+    told = wire.told(ask(node, cls(cluster_id=CLUSTER, replica_id=9, max_bytes=11, topics=[topic])))
+    assert told.unaligned_records == led.disks[leader].snapshots[snapshot][7:18]
 
 
 def test_pieces_of_snapshots(led):

@@ -400,3 +400,20 @@ def test_it_makes_snapshots_of_its_own_and_lets_the_log_below_go(world):
     world.reopen()
     assert world.apply() == ["a", "b"] and world.asked == (5, 1, 1)
     assert world.fetched(high_watermark=5) and world.apply() == ["a", "b", "waits"]
+
+
+def test_a_snapshot_of_ours_that_is_late_does_not_replace_a_newer_one_of_the_leader(world):
+    """It is written in a thread. Meanwhile the leader's is fetched, and the log begins there."""
+    world.fetched(*first(), topics("a", at=2), high_watermark=3)
+    world.apply()
+    observer = world.observer
+    image, ours = observer.image, observer.begin_snapshot(observer.image)
+    content = snapshot_of("a", "b", epoch=4)
+    assert world.offers(9, 4, epoch=4)
+    assert world.piece((9, 4), 0, content, len(content), epoch=4)
+    world.apply()
+    assert observer.last_snapshot == (9, 4)
+    observer.write_snapshot(image)
+    observer.end_snapshot(ours)
+    assert observer.last_snapshot == (9, 4) and world.asked == (9, 4, 4)
+    assert world.parts == [f"{9:020d}-{4:010d}.checkpoint"]

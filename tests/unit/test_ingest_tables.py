@@ -78,9 +78,14 @@ def test_two_drivers_at_once_cannot_land_a_batch_twice(kind: str, tmp_path: Path
         assert driver.returncode == 0 or "TableError" in told, told
     last = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert last.returncode == 0, last.stderr
-    good = [tuple(each) for each in both([n for n in THERE if n not in DEAD])]
-    assert world.log_view(kind, tmp_path / "t") == good
-    assert world.seen(kind, tmp_path / "t")["dlq"] == [tuple(each) for each in both(DEAD)]
+    good = {tuple(each) for each in both([n for n in THERE if n not in DEAD])}
+    dead = {tuple(each) for each in both(DEAD)}
+    # the second driver may replay letters of the last batch that the first one has just committed
+    late = {tuple(each) for each in both([n for n in DEAD if n % world.WORST_EVERY])}
+    found = world.log_view(kind, tmp_path / "t")
+    replayed = set(found) & late
+    assert found == sorted(good | replayed)
+    assert world.seen(kind, tmp_path / "t")["dlq"] == sorted(dead - replayed)
 
 
 def rows(start: int, end: int, **more: Any) -> pa.Table:

@@ -373,8 +373,10 @@ class ControllerDispatcher(Dispatcher):
             by_token=by_token,
         )
         response = await self._executed(api, context, inner)
-        if response is None or says(response, errors.NOT_CONTROLLER):
-            raise KafkaError(errors.NOT_CONTROLLER if response is not None else errors.UNKNOWN_SERVER_ERROR)
+        if response is None:
+            raise KafkaError(errors.UNKNOWN_SERVER_ERROR)
+        if await self._in_turns(says(response, errors.NOT_CONTROLLER)):
+            raise KafkaError(errors.NOT_CONTROLLER)
         try:
             return await self._encoded(response, context)
         except (ValueError, TypeError, AttributeError, OverflowError) as trouble:
@@ -382,16 +384,18 @@ class ControllerDispatcher(Dispatcher):
             raise KafkaError(errors.UNKNOWN_SERVER_ERROR) from trouble
 
 
-def says(message: Any, code: int) -> bool:
-    """Return whether a response has this error code anywhere."""
+def says(message: Any, code: int) -> Steps:
+    """Return whether a response has this error code anywhere, one element of its lists per step."""
     for field in message.SPEC.fields:
         value = getattr(message, field.name)
         if field.name == "error_code" and value == code:
             return True
         if field.struct is not None:
             parts = value if isinstance(value, list) else () if value is None else (value,)
-            if any(says(part, code) for part in parts):
-                return True
+            for part in parts:
+                if (yield from says(part, code)):
+                    return True
+                yield
     return False
 
 

@@ -10,6 +10,7 @@ import pytest
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.server.changes import Changes
+from kafkad.server.controller_apis import says
 from kafkad.server.controller_queue import AnsweringController, Serial
 from kafkad.server.producer_ids import ProducerIds
 from kafkad.server.turns import Turns
@@ -309,3 +310,20 @@ def test_an_error_of_our_own_while_directories_are_assigned_ends_the_worker(tmp_
         assert ("will try again" in caplog.text) == (not is_ours)
 
     scenario(tmp_path, steps)
+
+
+@pytest.mark.parametrize("code", [errors.NONE, errors.NOT_CONTROLLER])
+def test_a_wide_answer_to_a_broker_is_looked_through_in_steps(code):
+    """Votes and heartbeats wait for one turn, not for 100,000 topics."""
+    cls = messages.CreateTopicsResponse
+    answer = cls(topics=[cls.Topics(name=f"t{number}") for number in range(1_000)])
+    answer.topics[-1].error_code = code
+    steps, count = says(answer, errors.NOT_CONTROLLER), 0
+    while True:
+        try:
+            next(steps)
+            count += 1
+        except StopIteration as end:
+            assert end.value is (code == errors.NOT_CONTROLLER)
+            break
+    assert count >= 999

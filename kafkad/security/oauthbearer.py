@@ -23,6 +23,8 @@ from kafkad.security.mechanisms import Refused, refused_with
 OAUTHBEARER: Final = "OAUTHBEARER"
 MODULE: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 LIFETIME_MS_MAX: Final = 100 * 365 * 86_400_000  # of a session
+STRING_BYTES_MAX: Final = 32_767  # of a string in Kafka's protocol
+SHOWN: Final = 255  # characters of a name in a message
 ABORT: Final = b"\x01"  # the client's answer to an error
 
 _FIRST: Final = re.compile(
@@ -60,6 +62,7 @@ class OAuthBearer:
         now_ms = self._now_ms()
         try:
             who = self._validator(bearer, now_ms)
+            _check_name(who.name)
         except BadToken as bad:
             self._reason = str(bad)
             status = "invalid_token" if bad.scope is None else "insufficient_scope"
@@ -68,13 +71,23 @@ class OAuthBearer:
             return self._challenge.encode()
         if authorization_id not in ("", who.name):
             raise refused_with(
-                f"Authentication failed: Client requested an authorization id ({authorization_id}) that is"
-                f" different from the token's principal name ({who.name})"
+                f"Authentication failed: Client requested an authorization id ({authorization_id[:SHOWN]})"
+                f" that is different from the token's principal name ({who.name[:SHOWN]})"
             )
         self.user = who.name
         self.lifetime_ms = min(max(who.expires_ms - now_ms, 0), LIFETIME_MS_MAX)
         self.done = True
         return b""
+
+
+def _check_name(name: str) -> None:
+    """Raise BadToken for a name that no request, answer or record can have."""
+    try:
+        size = len(f"User:{name}".encode())
+    except UnicodeEncodeError:
+        raise BadToken("its user name has half of a surrogate pair") from None
+    if size > STRING_BYTES_MAX:
+        raise BadToken(f"its principal has {size} bytes, more than {STRING_BYTES_MAX}")
 
 
 def _first_message(text: str) -> tuple[str, str]:

@@ -24,6 +24,8 @@ API_VERSIONS: Final = 18
 SASL_AUTHENTICATE: Final = 36
 HANDSHAKE_HIGH: Final = 1
 AUTHENTICATE_HIGH: Final = 2
+LOGGED_MAX: Final = 1_000  # characters of a reason, which may repeat what the client has sent
+SHOWN_MAX: Final = 8_000  # characters of an answer's message: a string has at most 32,767 bytes
 
 
 class State(Enum):
@@ -156,10 +158,11 @@ class Authenticator:
             failed = self._refused(refused)
             again = "re-authentication" if self._before is not None else "authentication"
             response.error_code = errors.SASL_AUTHENTICATION_FAILED
-            response.error_message = refused.shown or (
+            shown = refused.shown or (
                 f"Authentication failed during {again} due to invalid credentials with SASL mechanism"
                 f" {self._name}"
             )
+            response.error_message = shown[:SHOWN_MAX]
         return Answer(codec.encode_response(response, version, header.correlation_id), failed)
 
     def _raw_token(self, token: bytes) -> Answer:
@@ -195,7 +198,7 @@ class Authenticator:
     def _refused(self, refused: Refused) -> str:
         self.state = State.FAILED
         self._mechanism = None
-        return f"authentication by {self._name} failed: {refused}"
+        return f"authentication by {self._name} failed: {str(refused)[:LOGGED_MAX]}"
 
     def _fail(self, reason: str, response: bytes | None = None) -> Answer:
         self.state = State.FAILED

@@ -189,6 +189,8 @@ class Authentication:
         if answer.versions is not None:
             answer = Answer(self._versions(connection, authenticator, *answer.versions))
         if answer.failed is not None:
+            if connection.phase == PHASE_READY:  # re-authentication: nothing is served until it closes
+                connection.phase = PHASE_HANDSHAKE
             self._fail(connection, request_id, answer)
             return
         if authenticator.state is State.COMPLETE:

@@ -8,6 +8,7 @@ from kafkad.config.broker import BrokerConfig
 from kafkad.protocol import codec, messages
 from kafkad.protocol.messages import SaslAuthenticateRequest, SaslHandshakeRequest
 from kafkad.security.delegation import hmac_of
+from kafkad.security.sasl import State
 from kafkad.server.authentication import Authentication
 from tests.unit.test_delegation import NOW_MS, record
 
@@ -36,13 +37,16 @@ class Scheduler:
         assert lane == "login"
         self.waiting.append((fn, callback))
 
+    def call_later(self, delay_ms, fn):
+        self.waiting.append((fn, None))
+
     def run(self):
         fn, callback = self.waiting.pop(0)
         fn()
         callback(None)
 
 
-def broker():
+def broker(delay_ms=0):
     config = BrokerConfig(
         {
             "listeners": f"{LISTENER}://127.0.0.1:0",
@@ -50,6 +54,7 @@ def broker():
             "sasl.enabled.mechanisms": "SCRAM-SHA-256",
             "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-256",
             "delegation.token.secret.key": SECRET,
+            "connection.failed.authentication.delay.ms": str(delay_ms),
             "log.dirs": "/nowhere",
         }
     )
@@ -111,6 +116,27 @@ def test_a_frame_that_comes_meanwhile_ends_it():
     assert len(scheduler.waiting) == 1  # one piece of work a connection
     scheduler.run()
     assert len(connection.answers) == 1
+
+
+def test_a_login_that_is_refused_with_a_long_name_is_logged_in_a_short_line():
+    authentication, _ = broker()
+    connection, _, _ = begun(authentication)
+    authentication(connection, 2, token(b"n,,n=" + b"a" * 400_000 + b",r=x"))
+    assert connection.closed and len(connection.reason) < 1_200
+
+
+def test_a_connection_that_fails_to_log_in_again_is_served_nothing_more():
+    authentication, _ = broker(delay_ms=100)
+    connection, _, _ = begun(authentication)
+    connection.phase, connection.session_expires_ms = 2, 10
+    connection.state.authenticator.state = State.COMPLETE
+    connection.state.authenticator.session_ms = 10
+    frame = codec.encode_request(SaslHandshakeRequest(mechanism="NONE"), 1, 2, "c")
+    assert authentication.takes(connection, frame)
+    authentication(connection, 2, frame)
+    assert not connection.closed  # it waits for the delay
+    metadata = codec.encode_request(messages.MetadataRequest(), 9, 3, "c")
+    assert authentication.takes(connection, metadata)
 
 
 def test_work_that_fails_closes_the_connection():

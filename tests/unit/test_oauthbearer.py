@@ -10,11 +10,12 @@ import pytest
 from kafkad.clock import ManualClock
 from kafkad.config.broker import BrokerConfig
 from kafkad.config.definition import ConfigError
+from kafkad.protocol import codec, errors, messages
 from kafkad.security.jwt import TOKEN_CHARS_MAX, BadToken, KeySet, parse, unsecured
 from kafkad.security.listeners import sasl_listeners
 from kafkad.security.mechanisms import Refused
 from kafkad.security.oauthbearer import MODULE, Expectations, Identity, Jwks, OAuthBearer, Unsecured
-from kafkad.security.sasl import Authenticator, Settings
+from kafkad.security.sasl import Authenticator, Settings, State
 from kafkad.server.oauth_keys import OAuthKeys
 from tests.oauth_provider import EdwardsKey, EllipticKey, RsaKey, encoded, signed
 
@@ -284,6 +285,34 @@ def test_a_message_that_is_none(message):
 def test_nobody_is_somebody_else():
     with pytest.raises(Refused, match=r"authorization id \(bert\) that is different from the token's princ"):
         OAuthBearer(Unsecured({}), lambda: NOW_MS).step(first(TOKEN, "bert"))
+
+
+def authenticated(message: bytes) -> tuple[Authenticator, messages.SaslAuthenticateResponse, str | None]:
+    of = Authenticator(Settings({"OAUTHBEARER": lambda: OAuthBearer(Unsecured({}), lambda: NOW_MS)}, {}))
+    of.frame(codec.encode_request(messages.SaslHandshakeRequest(mechanism="OAUTHBEARER"), 1, 1, "c"))
+    answer = of.frame(codec.encode_request(messages.SaslAuthenticateRequest(auth_bytes=message), 2, 2, "c"))
+    return of, codec.decode_response(messages.SaslAuthenticateResponse, 2, answer.response)[1], answer.failed
+
+
+@pytest.mark.parametrize("name", ["a" * 32_763, "\ud800", "\udcff", "ä" * 16_382])
+@pytest.mark.parametrize("authzid", ["", "bert"])
+def test_a_user_name_that_no_answer_can_have_is_refused(name, authzid):
+    token = unsecured({"alg": "none"}, {"sub": name, "exp": NOW + 60})
+    of, response, _ = authenticated(first(token, authzid))
+    assert response.auth_bytes == b'{"status":"invalid_token"}'
+    assert of.state is not State.COMPLETE
+
+
+def test_the_longest_user_name():
+    token = unsecured({"alg": "none"}, {"sub": "a" * 32_762, "exp": NOW + 60})
+    of, response, _ = authenticated(first(token))
+    assert response.error_code == 0 and of.principal == "User:" + "a" * 32_762
+
+
+def test_a_long_authorization_id_is_refused_with_a_short_message():
+    _, response, failed = authenticated(first(TOKEN, "b" * 100_000))
+    assert response.error_code == errors.SASL_AUTHENTICATION_FAILED
+    assert len(response.error_message) < 1_000 and failed is not None and len(failed) < 1_100
 
 
 @pytest.mark.parametrize(("reauth_ms", "session_ms"), [(0, 60_000), (5_000, 5_000), (90_000, 60_000)])

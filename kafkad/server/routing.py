@@ -6,7 +6,7 @@ worker as a whole is forwarded as the frame in which it came, and its answer com
 client. A request that concerns several workers is split into requests of the same API and version, and the
 answers are merged in the order of the request.
 
-    payload of FORWARD   lengths of six strings, 6 × u16 | client's host, listener, principal, its software's
+    payload of FORWARD   lengths of six strings, 6 × u32 | client's host, listener, principal, its software's
                          name and version, "token" if a delegation token authenticated it | the request's
                          frame (header and body); answered with a response's frame, or nothing if the
                          request failed and its response has no field for an error
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 FORWARD = 1  # kind of message between peers
 CONTROLLER = 0  # the worker that has it
-LENGTHS = struct.Struct("<6H")
+LENGTHS = struct.Struct("<6I")  # the name of a client's software has any length
 
 PATIENCE_S = 5.0  # how long to wait for the controller's worker, or for one of all, to come back
 TIMEOUT_S = 30.0  # for an answer: as long as clients wait by default

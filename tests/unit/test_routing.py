@@ -383,6 +383,9 @@ def test_surroundings_travel_with_a_request():
     assert frame == b"the frame"
     assert (client.peer_host, client.listener, client.principal) == ("::1", "INSIDE", "User:ÄÖ")
     assert (client.client_software_name, client.client_software_version) == ("librdkafka", "2.6")
+    connection.client_software_name = "a" * 100_000  # as in an ApiVersions
+    client, frame = unpack(pack(context, b"the frame"))
+    assert (len(client.client_software_name), frame) == (100_000, b"the frame")
     connection.client_software_name = connection.client_software_version = None
     client, _ = unpack(pack(context, b""))
     assert (client.client_software_name, client.client_software_version) == (None, None)

@@ -15,6 +15,7 @@ from kafkad.security.delegation import Hmacs, Principal, has_expired, hmac_of
 USER: Final = "User"
 REQUESTER_VERSION: Final = 3  # first version whose answers name the requester
 LONG_MAX: Final = (1 << 63) - 1
+STRING_BYTES_MAX: Final = 32_767  # of a record's string: a renewer's name may be as long, without its type
 REMOVED_AT_ONCE: Final = 1_000  # tokens
 
 Planned = Generator[None, None, tuple[list[Any], Any]]  # records, response
@@ -56,6 +57,10 @@ class Tokens:
         if any(renewer.principal_type != USER for renewer in request.renewers):
             response.error_code = errors.INVALID_PRINCIPAL_TYPE
             return [], response
+        renewers = [f"{it.principal_type}:{it.principal_name}" for it in request.renewers]
+        if any(len(it.encode()) > STRING_BYTES_MAX for it in (str(owner), *renewers)):
+            response.error_code = errors.INVALID_REQUEST
+            return [], response
         yield
         lifetime_ms = self._max_lifetime_ms
         if request.max_lifetime_ms > 0:
@@ -69,7 +74,7 @@ class Tokens:
         record = messages.DelegationTokenRecord(
             owner=str(owner),
             requester=str(requester),
-            renewers=[f"{it.principal_type}:{it.principal_name}" for it in request.renewers],
+            renewers=renewers,
             issue_timestamp=now_ms,
             max_timestamp=response.max_timestamp_ms,
             expiration_timestamp=response.expiry_timestamp_ms,

@@ -93,6 +93,16 @@ def test_times_stay_within_their_limits(lifetime_ms):
     assert changed.expiration_timestamp == NOW_MS + 5000
 
 
+def test_names_that_no_record_can_have_are_refused():
+    long = "b" * 32_767  # as long as a request's string may be
+    for request in (
+        Create(renewers=[Create.Renewers(principal_type="User", principal_name=long)]),
+        Create(owner_principal_type="User", owner_principal_name=long),
+    ):
+        records, answer = run(TOKENS.plan_create(image_with(), random.Random(1), NOW_MS, ANNA, request, 3))
+        assert (records, answer.error_code) == ([], errors.INVALID_REQUEST)
+
+
 def test_who_may_renew_and_end_a_token():
     image, hmac = image_with(record(renewers=["User:bob"])), hmac_of(SECRET, "t")
     for requester, code in (

@@ -46,6 +46,7 @@ Done = Callable[[int], object]
 INVALID_OFFSET = -1
 NO_EPOCH = -1
 NO_TIMESTAMP = -1
+TIME_MAX = (1 << 63) - 1
 GROUP_ID_NOT_FOUND_FROM = (
     9  # OffsetCommit: what older clients expect for an unknown group is ILLEGAL_GENERATION
 )
@@ -494,7 +495,7 @@ class Shard:
             return
         now_ms = self.now_ms()
         retention_ms = request.retention_time_ms
-        expire_ms = NEVER if retention_ms == -1 else now_ms + retention_ms
+        expire_ms = NEVER if retention_ms == -1 else min(now_ms + retention_ms, TIME_MAX)
         metadata_size_max = self.config.offset_metadata_max_bytes
         entries: list[Entry] = []
         changes: list[tuple[Key, CommittedOffset | None]] = []

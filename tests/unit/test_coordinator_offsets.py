@@ -536,6 +536,12 @@ def test_offsets_of_simple_consumers_count_from_their_commit():
     play("describe\n  Dead", world)
 
 
+def test_the_longest_retention_time_that_a_client_can_name():
+    world = World()
+    world.commit("-", version=2, retention=(1 << 63) - 1, t_0=1)
+    assert world.shard.offsets.get((GROUP, "t", 0)).expire_timestamp_ms == (1 << 63) - 1
+
+
 def test_a_retention_time_of_the_clients_own_goes_first():
     world = World()
     world.commit("-", version=2, retention=1_000, t_0=1)

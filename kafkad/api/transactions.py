@@ -16,7 +16,7 @@ OPERATION_NOT_ATTEMPTED.
 
 import logging
 from collections.abc import Callable, Generator, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from kafkad.api.context import RequestContext, Services, present
@@ -322,13 +322,19 @@ def list_transactions(services: Services, context: RequestContext, request: Any)
     )
 
 
+@cache
+def _warn_of_re2() -> None:
+    """Log it once: any client may send such requests."""
+    logger.warning("ListTransactions with a pattern needs the package google-re2; it is refused")
+
+
 def _matcher(pattern: str | None) -> Callable[[str], object] | None:
     """Return a function that matches whole transactional ids. RE2 takes linear time, whatever the pattern:
     Java's and Python's expressions can keep a broker busy for ever."""
     if not pattern:
         return None
     if re2 is None:
-        logger.warning("ListTransactions with a pattern needs the package google-re2; it is refused")
+        _warn_of_re2()
         raise KafkaError(errors.INVALID_REGULAR_EXPRESSION)
     options = re2.Options()
     options.log_errors = False

@@ -322,6 +322,8 @@ def test_list_by_pattern_matches_whole_ids(api):
 
 def test_list_by_pattern_without_re2_is_refused_with_the_packages_name(api, monkeypatch, caplog):
     monkeypatch.setattr(transactions, "re2", None)
-    assert listed(api, 2, transactional_id_pattern="a") == (errors.INVALID_REGULAR_EXPRESSION, [])
-    assert "google-re2" in caplog.text
+    transactions._warn_of_re2.cache_clear()
+    for _ in range(3):  # any client may ask: its requests must not fill the log
+        assert listed(api, 2, transactional_id_pattern="a") == (errors.INVALID_REGULAR_EXPRESSION, [])
+    assert caplog.text.count("google-re2") == 1
     assert listed(api, 2) == (NONE, [])

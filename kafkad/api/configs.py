@@ -87,7 +87,7 @@ TYPES: Final = {
 
 HOST_LIMITS: Final = "max.connections.per.ip.overrides"
 LOOKUP_TIMEOUT_S: Final = 10.0  # for a host's addresses
-_INTEGER: Final = re.compile(r"[+-]?[0-9]+")
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,100}")  # Python does not convert 4,301 digits
 
 Synonym = tuple[str, str | None, int]  # key, value, source
 

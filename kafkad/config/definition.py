@@ -51,7 +51,7 @@ DOUBLE_MAX: Final = 1.7976931348623157e308
 HIDDEN: Final = "[hidden]"  # stands for a password in messages
 BITS: Final = {SHORT: 16, INT: 32, LONG: 64}
 
-_INTEGER = re.compile(r"[+-]?[0-9]+")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,100}")  # Python does not convert 4,301 digits
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[dDfF]?")
 _COMMA = re.compile(r"\s*,\s*")
 

@@ -86,7 +86,8 @@ def parse_host_limits(key: str, text: str) -> dict[str, int]:
     limits = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         host, colon, count = (part.strip() for part in entry.rpartition(":"))
-        if not colon or not re.fullmatch(r"[0-9a-zA-Z\-%._:]+", host) or not count.isdecimal():
+        is_count = re.fullmatch("[0-9]{1,10}", count)
+        if not colon or not re.fullmatch(r"[0-9a-zA-Z\-%._:]+", host) or not is_count:
             raise _wrong(key, text, "Entries must be host:count")
         limits[host] = int(count)
     return limits

@@ -22,6 +22,7 @@ from kafkad.protocol.errors import KafkaError
 # IncrementalAlterConfigs operations
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 
+DIGITS_MAX: Final = 100  # of a broker's id; Python does not convert 4,301
 KEYS_MAX: Final = 2_000  # of one resource: every worker reads all keys of a broker at each change
 VALUE_SIZE_MAX: Final = 32767  # what a ConfigRecord's readers can take (Kafka: Short.MAX_VALUE)
 MIN_ISR: Final = "min.insync.replicas"
@@ -174,7 +175,7 @@ def _check_resource(
 
 def _check_broker(image: MetadataImage, config: BrokerConfig, name: str, after: Mapping[str, str]) -> None:
     if name:
-        if not name.isascii() or not name.isdigit():
+        if not name.isascii() or not name.isdigit() or len(name) > DIGITS_MAX:
             raise KafkaError(errors.INVALID_REQUEST, "Unable to parse broker name as a base 10 number.")
         if int(name) not in image.brokers:
             raise KafkaError(errors.BROKER_ID_NOT_REGISTERED, f"No broker with id {name} found.")

@@ -66,6 +66,27 @@ def test_every_key_is_described_with_its_documentation(world: World) -> None:
     assert documented["no.such.key"] is None
 
 
+@pytest.mark.parametrize("kind", [BROKER, BROKER_LOGGER])
+def test_a_broker_id_of_many_digits_is_refused(world: World, kind: int) -> None:
+    digits = "1" * 5_000
+    (result,) = world.ask(describe((kind, digits)), 4).results
+    assert result.error_code == INVALID_REQUEST and "must be an integer" in result.error_message
+    code, message = outcome(world, alter(kind, digits, ("log.retention.ms", SET, "1")))
+    assert code == INVALID_REQUEST and "must be an integer" in (message or "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "key", "prefix"),
+    [(TOPIC, "a", "retention.ms", ""), (BROKER, "1", "max.connections.per.ip.overrides", "127.0.0.1:")],
+)
+def test_a_number_of_many_digits_is_as_wrong_as_no_number(
+    world: World, kind: int, name: str, key: str, prefix: str
+) -> None:
+    code, _ = outcome(world, alter(kind, name, (key, SET, f"{prefix}x")))
+    assert code in (INVALID_CONFIG, INVALID_REQUEST)
+    assert outcome(world, alter(kind, name, (key, SET, prefix + "1" * 5_000)))[0] == code
+
+
 def test_secrets_are_never_described(world: World) -> None:
     (result,) = world.ask(describe((BROKER, "1")), 4).results
     for described in result.configs:

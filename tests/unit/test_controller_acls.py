@@ -128,6 +128,11 @@ def test_a_wrong_acl_is_refused_and_the_others_are_made(cluster, fields, text):
     assert held(cluster) == [READ_T, READ_T._replace(name="u")]
 
 
+def test_the_message_about_a_long_principal_fits_into_the_answer(cluster):
+    ((code, message),) = created(cluster, READ_T._replace(principal="p" * 32_767))
+    assert code == errors.INVALID_REQUEST and len(message) < 2_000
+
+
 def test_the_cluster_has_one_name(cluster):
     assert created(cluster, READ_T._replace(kind=4, name="kafka-cluster", operation=9)) == [(0, "")]
 

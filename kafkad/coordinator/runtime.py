@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 CLASSIC = "classic"
 AT_ONCE = 50  # groups that are listed between two checks of the clock
+SHOWN = 1_000  # characters of a name in a message, which may have 32,767 bytes, as the name itself
 DESCRIBE_NOT_FOUND_FROM = 6  # DescribeGroups: in older versions, an unknown group is Dead without an error
 
 
@@ -256,7 +257,7 @@ class GroupCoordinator:
         answer = messages.DescribeGroupsResponse.Groups(group_id=group_id, group_state=str(State.DEAD))
         if version >= DESCRIBE_NOT_FOUND_FROM:
             answer.error_code = errors.GROUP_ID_NOT_FOUND
-            answer.error_message = f"Group {group_id} not found."
+            answer.error_message = f"Group {(group_id or '')[:SHOWN]} not found."
         return answer
 
     def list(self, states: Sequence[str], types: Sequence[str]) -> Generator[None, None, Any]:

@@ -54,6 +54,9 @@ class ServedFetches:
             return
         now_ms = self._node._now()
         response, is_news = self._answer_to(request, partition, now_ms)
+        if not is_news and self._node.end_offset > partition.fetch_offset:
+            # That this node has caught up made it a voter: the record of that came after the read.
+            response, is_news = self._answer_to(request, partition, now_ms)
         if is_news or not request.max_wait_ms or len(self._parked) >= PARKED_MAX:
             reply(response)
         else:

@@ -7,6 +7,7 @@ from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.records import read_batches
 from kafkad.raft.control_records import Voter, control_batch, voters_record
 from kafkad.raft.elections import Role
+from kafkad.raft.observer import FETCH_WAIT_MS
 from kafkad.raft.quorum_log import QuorumLog
 from kafkad.raft.reconfigure import update_request
 from kafkad.raft.voters import VoterHistory
@@ -65,6 +66,25 @@ def test_a_voter_is_added_and_one_is_removed(world):
     assert {tuple(node.voters) for node in world.nodes.values()} == {tuple(sorted((leader, 3)))}
     assert (other, bytes([other]) * 16) in world.nodes[leader].leadership.observers
     world.settle()
+
+
+def test_a_voter_is_added_without_waiting_for_the_end_of_its_fetch():
+    """The Fetch with which it has caught up makes it a voter. The answer has to have the record of that: the
+    only voter of before is no majority any more."""
+    world = Quorum(1, 1, observers=1, dynamic=True)
+    world.crash(2)
+    world.run(10_000)
+    world.append(1, 5)
+    world.run(1_000)
+    world.start(2)
+    answers = world.add(1, 2)
+    while len(world.nodes[1].voters) < 2:
+        world.run(1)
+    begun = world.now
+    while not answers:
+        world.run(1)
+    assert code_of(answers) == errors.NONE
+    assert world.now - begun < FETCH_WAIT_MS / 2
 
 
 def test_a_leader_that_removes_itself_goes_when_that_is_committed(world):

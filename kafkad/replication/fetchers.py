@@ -51,7 +51,7 @@ Key = tuple[bytes, int]  # topic id, partition
 FETCH_VERSIONS: Final = ((27, 18), (21, 17), (19, 16), (10, 15), (9, 14), (0, 13))
 LATEST: Final = -1
 EARLIEST: Final = -2
-EARLY_MS: Final = (10, 20, 50, 100)  # pauses if the leader does not know our epoch yet; it usually does soon
+EARLY_MS: Final = (10, 20, 50, 100)  # pauses if the leader may not have our metadata yet; it usually has soon
 PAUSE_MS: Final = 50  # if the leader answers without waiting for data
 THROTTLED_MS: Final = 50  # between checks of a quota
 RECONNECT_MS: Final = 50
@@ -59,6 +59,14 @@ RECONNECT_MS_MAX: Final = 1_000
 FOR_EVER_S: Final = 1e9
 LOOK_S: Final = 1.0  # between checks of a connection: time-out, new broker epoch, end of the login
 RECEIVE_BUFFER_DEFAULT: Final = 64 << 10  # Kafka's; the kernel chooses better (ARCHITECTURE.md)
+EARLY: Final = frozenset(
+    {
+        errors.UNKNOWN_LEADER_EPOCH,
+        errors.UNKNOWN_TOPIC_ID,
+        errors.UNKNOWN_TOPIC_OR_PARTITION,
+        errors.NOT_LEADER_OR_FOLLOWER,
+    }
+)
 NEVER_HEALS: Final = frozenset({errors.OFFSET_MOVED_TO_TIERED_STORAGE, errors.UNSUPPORTED_FOR_MESSAGE_FORMAT})
 
 
@@ -127,7 +135,7 @@ class Followed:
     def __init__(self, log: Log, epoch: int) -> None:
         self.log = log
         self.epoch = epoch
-        self.retries = 0  # in a row, because the leader does not know the epoch
+        self.retries = 0  # because the leader did not know of this epoch, or of the partition
         self.reported = ""  # the last log line
         self.timer: Any = None
 
@@ -299,7 +307,7 @@ class LeaderFetcher:
             self._fail(key, followed, _name_of(code), logging.INFO)
         elif code in NEVER_HEALS:
             self._fail(key, followed, _name_of(code))
-        elif code == errors.UNKNOWN_LEADER_EPOCH and followed.retries < len(EARLY_MS):
+        elif code in EARLY and followed.retries < len(EARLY_MS):
             followed.retries += 1
             self._delay(key, followed, EARLY_MS[followed.retries - 1])
         else:

@@ -189,6 +189,27 @@ def test_a_busy_coordinator_is_asked_again_for_a_short_time(settles):
     in_a_loop(scenario)
 
 
+def test_a_busy_coordinator_is_asked_again_soon():
+    """The markers of the transaction before are usually written in less than the configured pause."""
+
+    async def scenario(loop):
+        busy = deque([errors.CONCURRENT_TRANSACTIONS])
+        channels = Asked(lambda *told: agreed(*told, lambda *_: busy.popleft() if busy else errors.NONE))
+        config = SimpleNamespace(
+            add_partitions_to_txn_retry_backoff_ms=60_000, add_partitions_to_txn_retry_backoff_max_ms=300_000
+        )
+        services = SimpleNamespace(
+            config=config, remote_gate=gate_of(loop, channels, OTHER), me=0, peers=None
+        )
+        done = loop.create_future()
+        TransactionGate(services, lambda name: 0, loop).admit(
+            "x0", 7, 0, ("t", 0), adds=True, done=done.set_result
+        )
+        assert await asyncio.wait_for(done, 10) == errors.NONE
+
+    in_a_loop(scenario)
+
+
 # -- markers -------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
     metadata        gives a partition its role, its followers (in the native partition) and its ISR
     Fetch           notes natively how far a follower is, and calls `joins` once when it may join the ISR
+    `_join`         the same, when what kept a follower out has ended: it was fenced, another proposal was in
+                    flight. Its next Fetch may come half a second later
     `tick`          every half replica.lag.time.max.ms: proposes to remove members that lag
     `send`          sends each proposal to the controller; `_answered` gets the answer
 
@@ -120,6 +122,7 @@ class Replicas:
             self.on_new_leader()
             if self.inherits:
                 self._settle(led)
+        self._join(led)
 
     def on_reader(self, reader: ReaderPartition, state: PartitionState) -> None:
         """Partitions.on_reader: note which followers may fetch another worker's partition from this
@@ -155,6 +158,7 @@ class Replicas:
             led = self._led.get(key)
             if led is not None:
                 self._show(led, SAME_EPOCH)
+                self._join(led)
             if number % A_STEP == 0:
                 yield
         for number, reader in enumerate(list(self._readers)):
@@ -213,6 +217,12 @@ class Replicas:
             )
             self._propose(led, proposal)
 
+    def _join(self, led: Led) -> None:
+        """Propose to add a follower that has caught up before it could join."""
+        if led.isr.pending is None:
+            for broker_id in led.log.native.joining(self._now_ms())[:1]:
+                self.joins(led.log, broker_id)
+
     def tick(self) -> Iterator[None]:
         """Propose to remove the members that lag. Takes a few partitions per step."""
         for number, key in enumerate(list(self._led)):
@@ -256,6 +266,8 @@ class Replicas:
             self._propose(led, proposal)
         elif verdict is Verdict.COMMITTED:
             self._show(led, SAME_EPOCH)
+            if not code:  # the next Fetch asks again for one that was refused
+                self._join(led)
         if code:
             logger.info("%s-%d: the ISR stays %s: error %d, %s",
                         led.log.topic, led.log.partition, led.isr.committed, code, verdict.name)  # fmt: skip

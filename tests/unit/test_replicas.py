@@ -117,9 +117,10 @@ def test_metadata_in_between_makes_an_answer_void(world):
     log.append_client(batch(2), 1_000)
     world.fetch(3, 2)
     world.commit(change("t", 0, isr=[1]))
-    world.sent.pop()[2](0, Answer(1, 0, (1, 2, 3), 2))
+    assert [proposal.isr for _, proposal, _ in world.sent[1:]] == [((1, 11), (3, 13))]  # it is still in sync
+    world.sent[0][2](0, Answer(1, 0, (1, 2, 3), 2))
     assert world.isr.committed == (1,)
-    assert world.isr.pending is None
+    assert world.isr.pending is world.sent[1][1]
 
 
 def test_a_fenced_broker_may_not_join_until_it_is_unfenced(world):
@@ -129,8 +130,38 @@ def test_a_fenced_broker_may_not_join_until_it_is_unfenced(world):
     world.fetch(3, 1)
     assert world.sent == []
     world.commit(messages.UnfenceBrokerRecord(id=3, epoch=13))
+    assert len(world.sent) == 1  # what it fetched a moment ago is enough
     world.fetch(3, 1)
     assert len(world.sent) == 1
+
+
+@pytest.mark.parametrize("metadata_first", [True, False])
+def test_a_second_follower_that_caught_up_is_proposed_when_the_first_is_added(world, metadata_first):
+    """It does not wait for its next Fetch, which may be half a second away."""
+    log = world.create(isr=(1,))
+    log.append_client(batch(2), 1_000)
+    world.fetch(2, 2)
+    world.fetch(3, 2)
+    ((_, proposal, done),) = world.sent
+    assert proposal.isr == ((1, 11), (2, 12))
+    if metadata_first:
+        world.commit(change("t", 0, isr=[1, 2]))
+    done(0, Answer(1, 0, (1, 2), 1))
+    assert [proposal.isr for _, proposal, _ in world.sent[1:]] == [((1, 11), (2, 12), (3, 13))]
+    world.sent[-1][2](0, Answer(1, 0, (1, 2, 3), 2))
+    assert len(world.sent) == 2 and world.isr.committed == (1, 2, 3)
+
+
+def test_a_follower_that_has_not_fetched_for_long_is_not_proposed(world):
+    log = world.create(isr=(1,))
+    log.append_client(batch(2), 1_000)
+    world.fetch(2, 2)
+    world.fetch(3, 2)
+    world.now_ms += LAG_MS + 1
+    world.sent[0][2](0, Answer(1, 0, (1, 2), 1))
+    assert len(world.sent) == 1
+    world.fetch(3, 2)
+    assert len(world.sent) == 2
 
 
 def test_hw_does_not_wait_for_a_follower_whose_log_directory_has_failed(world):

@@ -253,6 +253,20 @@ cdef class PartitionWatermarks(PartitionReads):
                     found.append(self.replicas.replicas[i].broker_id)
         return found
 
+    def joining(self, int64_t now_ms) -> list:
+        """The followers that may join the ISR, as their Fetches of the last replica.lag.time.max.ms say."""
+        cdef const Replica* replica
+        cdef int32_t i
+        found = []
+        if self.replicas is not NULL:
+            for i in range(self.replicas.count):
+                replica = &self.replicas.replicas[i]
+                if (now_ms - replica.fetched_ms <= self.replicas.lag_ms_max
+                        and replica_joins(replica, self.row.high_watermark, self.row.epoch_start)
+                        and replica_is_caught_up(replica, self.row.log_end_offset, now_ms, self.replicas.lag_ms_max)):
+                    found.append(replica.broker_id)
+        return found
+
     def replica_epoch(self, int32_t broker_id) -> int:
         """The broker epoch of a follower's last Fetch, or -1 if not known."""
         cdef Replica* replica = replica_of(self.replicas, broker_id)

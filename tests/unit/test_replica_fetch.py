@@ -390,7 +390,8 @@ def stored_by(log):
 def test_a_leader_that_answers_nothing_at_once_is_not_asked_at_once(world):
     world.log()
     world.connect()
-    for _ in range(33):
+    for _ in range(65):
+        assert not world.told  # so often is right: it waits for 10 ms while it expects followers
         world.asked()
         world.answer()
     assert world.told == [("paused",)] and world.silent()

@@ -54,7 +54,8 @@ cdef enum:
     HEAD_BYTES_MAX = 256            # of a part that is parsed at once
     BATCH_HEAD = 17                 # bytes of a batch up to its magic
     ANSWER_SLACK = 16 << 20         # for heads and tags of an answer, beside its records
-    EMPTY_ANSWERS = 32              # more of them than this within EMPTY_MS delay the next request
+    EMPTY_ANSWERS = 64              # more of them than this within EMPTY_MS delay the next request. A leader that expects
+                                    # followers answers every 10 ms (fetch_state.EXPECTED_WAIT_MS), which is not too often
     EMPTY_MS = 500
     GOES_ON_MAX = 4                 # calls of `go_on` at one place
     TURN_US = 5000

@@ -71,6 +71,21 @@ def test_a_waiting_follower_is_woken_by_an_append_at_the_owner(workers):
     assert told(follower.receive(messages.FetchResponse, 17, waiting))[0].records
 
 
+def test_a_follower_of_another_workers_partition_is_told_at_once_that_the_log_begins_later(workers):
+    led(workers)
+    client, follower = workers.connect(OWNER), workers.connect(OTHER)
+    client.ask(produce("t", {0: batch(3)}, acks=1), 9)
+    first = follower.ask(asked({0: 3}, session_epoch=0), 17)
+    workers.ask_until(OWNER, "high_watermark", "t", 0, want=lambda high: high == 3)
+    follower.ask(asked({0: 3}, session_id=first.session_id, session_epoch=1), 17)
+    request = asked({0: 3}, session_id=first.session_id, session_epoch=2, max_wait_ms=60_000)
+    request.topics[0].partitions[0].log_start_offset = 0
+    waiting = follower.send_request(request, 17)
+    assert not follower.has_answer(PROMPT_S)
+    workers.ask(OWNER, "delete_records", "t", 0, 2)
+    assert told(follower.receive(messages.FetchResponse, 17, waiting))[0].log_start_offset == 2
+
+
 @pytest.mark.parametrize(
     ("fields", "code"),
     [

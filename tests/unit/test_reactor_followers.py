@@ -231,6 +231,33 @@ def test_a_followers_session_tells_of_a_high_watermark_that_moved(world):
     assert follower.ask(nothing, 17).responses == []
 
 
+def test_a_follower_that_waits_is_told_at_once_that_the_log_begins_later(world):
+    """DeleteRecords waits until its next Fetch says that it has followed."""
+    client, follower = world.connect(), world.connect()
+    client.ask(produce("t", {0: batch(3)}, acks=1), 9)
+    first = follower.ask(asked(0, session_epoch=0), 17)
+
+    def wait(epoch, start):
+        request = asked(3, session_id=first.session_id, session_epoch=epoch, max_wait_ms=60_000)
+        request.topics[0].partitions[0].log_start_offset = start
+        return follower.send_request(request, 17)
+
+    follower.ask(asked(3, session_id=first.session_id, session_epoch=1), 17)
+    waiting = wait(2, 0)
+    world.poll()
+    assert not follower.has_answer()
+    world.led.delete_records(2)
+    assert told(follower.receive(messages.FetchResponse, 17, waiting)).log_start_offset == 2
+    waiting = wait(3, 0)  # it has been told, and cannot follow yet
+    world.poll()
+    assert not follower.has_answer()
+    client.ask(produce("t", {0: batch(1)}, acks=1), 9)
+    follower.receive(messages.FetchResponse, 17, waiting)
+    world.led.delete_records(3)
+    waiting = wait(4, 2)  # sent before it could know
+    assert told(follower.receive(messages.FetchResponse, 17, waiting)).log_start_offset == 3
+
+
 def test_a_partition_with_one_replica_has_no_followers(tmp_path):
     world = World(str(tmp_path))
     world.log("t", topic_id=TOPIC_ID)

@@ -104,6 +104,9 @@ class Worker(World):
     def replica_rows(self, topic, index):
         return self.table.get(topic, index).replica_rows()
 
+    def delete_records(self, topic, index, offset):
+        self.table.get(topic, index).log.delete_records(offset)
+
     def high_watermark(self, topic, index):
         return self.table.get(topic, index).high_watermark
 

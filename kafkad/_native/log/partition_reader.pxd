@@ -21,6 +21,7 @@ cdef class ReaderPartition(Partition):
     cdef int64_t looked_stable
     cdef int64_t looked_end
     cdef int64_t looked_durable
+    cdef int64_t looked_start
     cdef int32_t looked_epoch
     cdef uint8_t looked_role
     cdef int64_t moved_ms           # when the row was copied last

@@ -33,7 +33,7 @@ from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.partition_appends cimport AppendInfo
 from kafkad._native.log.partition_reads cimport ReadInfo
 from kafkad._native.log.partition_state cimport (
-    ADVANCED_DURABLE, ADVANCED_END, ADVANCED_HIGH_WATERMARK, EPOCH_RAISED, PARTITION_GONE)
+    ADVANCED_DURABLE, ADVANCED_END, ADVANCED_HIGH_WATERMARK, ADVANCED_START, EPOCH_RAISED, PARTITION_GONE)
 from kafkad._native.log.index cimport OFFSET_ENTRY_SIZE
 from kafkad._native.log.batch_search cimport (
     COLD, RecentBatch, lookup_at, lookup_forget, lookup_make_ring, lookup_missing, lookup_newest, lookup_place,
@@ -230,6 +230,9 @@ cdef class ReaderPartition(Partition):
             self.looked_end = self.row.log_end_offset
             self.looked_durable = self.row.durable_offset
             why |= ADVANCED_HIGH_WATERMARK | ADVANCED_END | ADVANCED_DURABLE
+        if self.row.log_start_offset != self.looked_start:
+            self.looked_start = self.row.log_start_offset
+            why |= ADVANCED_START
         if self.row.leader_epoch != self.looked_epoch:
             self.looked_epoch = self.row.leader_epoch
             why |= EPOCH_RAISED

@@ -15,6 +15,7 @@ cdef enum Advance:                  # why `advanced` is called
     ADVANCED_END = 2                # LEO moved: wakes followers
     PARTITION_GONE = 4              # deleted, offline or no longer led: answer every waiter with an error
     ADVANCED_DURABLE = 8            # the durable offset moved: acks=1
+    ADVANCED_START = 32             # the log start moved: wakes followers
     EPOCH_RAISED = 16               # this broker still leads, in a new epoch: waiting fetches carry the old one
 
 ctypedef void (*AdvanceFunction)(void* context, void* partition, int why) noexcept nogil

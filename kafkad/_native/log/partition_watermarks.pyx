@@ -19,7 +19,7 @@ from kafkad._native.log.segments cimport UNKNOWN, Segment, segment_close, segmen
 from kafkad._native.log.transactions cimport (
     Transaction, transactions_free, transactions_oldest, transactions_raise, transactions_rebuild)
 from kafkad._native.shared.watermarks cimport ROW_WORDS, Row, RowSlot, row_begin, row_end
-from kafkad._native.log.partition_state cimport ADVANCED_DURABLE, ADVANCED_HIGH_WATERMARK, unexpected
+from kafkad._native.log.partition_state cimport ADVANCED_DURABLE, ADVANCED_HIGH_WATERMARK, ADVANCED_START, unexpected
 from kafkad._native.log.partition_reads cimport PartitionReads
 from kafkad._native.wire.errors cimport NOT_LEADER_OR_FOLLOWER
 
@@ -104,6 +104,7 @@ cdef class PartitionWatermarks(PartitionReads):
     def set_log_start(self, int64_t offset) -> None:
         """Raise the log start. A lower offset is ignored."""
         cdef int64_t segment, position, before = self.row.last_stable_offset
+        cdef int why = 0 if self.replicas is NULL else ADVANCED_START
         if offset > self.row.log_start_offset:
             if self.transactions.head < self.transactions.end:
                 segment, position = self.boundary_of(offset)
@@ -113,7 +114,9 @@ cdef class PartitionWatermarks(PartitionReads):
             self.move_stable()
             self.row_end()
             if self.row.last_stable_offset > before:
-                self.tell(ADVANCED_HIGH_WATERMARK)
+                why |= ADVANCED_HIGH_WATERMARK
+            if why:
+                self.tell(why)
 
     def advance_high_watermark(self, int64_t offset) -> bool:
         """Move HW forward, at most to LEO, for replication, quorum or loading. Return whether it moved."""

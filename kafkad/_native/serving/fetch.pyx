@@ -35,6 +35,7 @@ from kafkad._native.serving.leader_hints cimport begin_elsewhere, is_topic_elsew
 from kafkad._native.serving.partition_table cimport (
     Entry, Topic, TopicKey, Watch, key_new, key_release, key_retain, table_advanced, table_listen, topic_by_id, topic_by_name,
     unwatch, watch_fetch)
+from kafkad._native.shared.watermarks cimport Row
 from kafkad._native.serving.near_replicas cimport find_near, rack_number
 from kafkad._native.serving.old_fetch cimport CONVERTED_BELOW, answer_converted
 from kafkad._native.serving.quota cimport (
@@ -205,6 +206,12 @@ cdef bint parse(Fetching self, Cursor* body, FetchRequest* request, Cursor* topi
 
 # -- reading -----------------------------------------------------------------------------------------------
 
+cdef inline bint is_start_news(const FetchRequest* request, const Fetched* fetched, const Row* row) noexcept nogil:
+    """Whether a follower's log begins before ours, and its session has not told it yet. DeleteRecords waits for that."""
+    return (request.replica_id >= 0 and request.context == INCREMENTAL and row.log_start_offset > fetched.replica_start
+            and row.log_start_offset != fetched.log_start_offset)
+
+
 cdef bint is_elsewhere(Fetching self, const FetchRequest* request, Fetched* fetched, Result* result) noexcept nogil:
     cdef TopicKey* key = fetched.key
     if is_undecided(request, fetched):
@@ -270,7 +277,8 @@ cdef uint32_t read_all(Fetching self, FetchRequest* request, Slot** slot, int64_
         elif request.replica_id >= 0:
             limit = min(left, <int64_t>fetched.bytes_max)
             read_for_replica(self, request, entry, <Partition>entry.partition, fetched, limit, at_least_one, result)
-            failed[0] = failed[0] or result.diverging_epoch >= 0
+            failed[0] = failed[0] or result.diverging_epoch >= 0 or (
+                is_start_news(request, fetched, (<Partition>entry.partition).row))
         elif request.rack and find_near(request.rack, entry, <Partition>entry.partition, result):
             result.code = 0
             failed[0] = True                            # answered at once
@@ -713,7 +721,8 @@ cdef void fetch_advanced(Fetching self, Entry* entry, uint32_t why) noexcept nog
         if fetch.job is not NULL and not (why & (PARTITION_GONE | EPOCH_RAISED)):
             some_wait = True                            # for the disk, which answers by itself
             continue
-        if not (why & (PARTITION_GONE | EPOCH_RAISED)):
+        if not (why & (PARTITION_GONE | EPOCH_RAISED)) and not (
+                is_start_news(&fetch.request, fetched, (<Partition>entry.partition).row)):
             read.size = 0
             self.cold_job = NULL
             code = read_warm(self, &fetch.request, entry, fetched, fetched.bytes_max, True, &read)

@@ -18,6 +18,7 @@ from kafkad.quota import Kind
 
 BUCKETS_MAX: Final = 16_384
 SHARED: Final = 0
+PAUSE_MS_MAX: Final = (1 << 31) - 1  # that a response can have
 EXCEEDED: Final = "The throttling quota has been exceeded."
 STRICT_FROM: Final = {19: 6, 20: 5, 37: 3}  # API key: version
 
@@ -42,7 +43,7 @@ class Bucket:
 
     def debt_ms(self) -> int:
         """Return how long it takes to pay the debt."""
-        return round(-self.tokens / self.rate * 1000) if self.tokens < 0 else 0
+        return round(min(-self.tokens / self.rate * 1000, PAUSE_MS_MAX)) if self.tokens < 0 else 0
 
 
 class MutationQuotas:
@@ -115,4 +116,4 @@ class MutationQuota:
 
     def throttle_ms(self) -> int:
         """Return for how long the client must pause from now on."""
-        return min(max(0, self._pause_ms - (self._quotas.now_ms() - self._paused_ms)), 2**31 - 1)
+        return min(max(0, self._pause_ms - (self._quotas.now_ms() - self._paused_ms)), PAUSE_MS_MAX)

@@ -241,6 +241,13 @@ def create(cluster, name, partitions, version=7):
 EXCEEDED = errors.THROTTLING_QUOTA_EXCEEDED
 
 
+def test_the_debt_of_the_smallest_rate_is_a_number(cluster):
+    limited(cluster, rate=5e-324)
+    code, _ = create(cluster, "a", 3)
+    assert code == errors.NONE
+    assert create(cluster, "b", 1) == (EXCEEDED, 2**31 - 1)
+
+
 def test_a_debt_of_partitions_is_paid_before_more_are_made(cluster):
     limited(cluster)
     assert create(cluster, "a", 100) == (0, 0)

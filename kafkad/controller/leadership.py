@@ -28,6 +28,7 @@ NOBODY: Final = -1
 ELECTIONS_MAX: Final = (
     1_000  # of one round of plan_preferred or plan_unclean; Kafka: MAX_ELECTIONS_PER_IMBALANCE
 )
+SHOWN: Final = 1_000  # characters of a name in a message, which may have 32,767 bytes, as the name itself
 STEP: Final = 200  # partitions between two steps of a plan
 
 
@@ -272,7 +273,7 @@ def _elect(
     """Return (record, error code, error message)"""
     topic = image.topics.get(name)
     if topic is None:
-        return None, errors.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {name}"
+        return None, errors.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {name[:SHOWN]}"
     state = topic.partitions.get(index)
     if state is None:
         return None, errors.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {name}-{index}"

@@ -19,7 +19,7 @@ from kafkad.controller.leadership import (
 from kafkad.controller.topics import Cluster, plan_create, plan_delete
 from kafkad.metadata.image import TOPIC, MetadataImage
 from kafkad.metadata.replay import applied
-from kafkad.protocol import messages
+from kafkad.protocol import codec, messages
 from kafkad.protocol.errors import KafkaError
 from tests.image_checks import check_state, check_step
 from tests.registrations import CLUSTER, registration
@@ -192,6 +192,7 @@ class World:
             topic_partitions=[cls.TopicPartitions(topic=t, partitions=[i]) for t, i in named] or None,
         )
         records, response = finish(plan_elect_leaders(self.image, self.settings, version, request))
+        assert codec.encode_response(response, version, 1)
         self.commit(records)
         return {
             (topic.topic, row.partition_id): row.error_code

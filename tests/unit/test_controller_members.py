@@ -493,6 +493,8 @@ def test_preferred_leaders_lead_again(world):
     }
     assert world.state().leader == 1
     assert world.elect(PREFERRED) == {}
+    long = "u" * 32_767  # which the message cannot repeat
+    assert world.elect(PREFERRED, (long, 0)) == {(long, 0): errors.UNKNOWN_TOPIC_OR_PARTITION}
 
 
 def test_the_clock_brings_preferred_leaders_back(world):

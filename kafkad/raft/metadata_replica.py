@@ -223,7 +223,11 @@ class MetadataReplica:
             # The log has the epochs with leaders, and an epoch without a record cannot be confused with
             # another. But a vote is lost: see RaftNode.open.
             if not self._forgot_votes:
-                logger.error("%s/quorum-state is damaged: %s", self._log.directory, trouble)
+                logger.error(
+                    "%s/quorum-state is damaged, and is written anew unless this node votes with others: %s",
+                    self._log.directory,
+                    trouble,
+                )
             self._forgot_votes = True
             return ElectionState(leader_epoch=0)
 

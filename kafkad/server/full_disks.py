@@ -39,6 +39,8 @@ Refused = tuple[int, int]  # when a request was refused, and the end of the log
 
 
 class FullDisks:
+    """`me`: this broker's id. `now_ms`: a monotonic clock."""
+
     def __init__(self, me: int, image: Callable[[], MetadataImage], now_ms: Callable[[], int]) -> None:
         self.me = me
         self._image = image

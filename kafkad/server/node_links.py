@@ -211,12 +211,10 @@ class NodeLinks:
 
     def _made(self, config: Any) -> tuple[Stores | None, ssl.SSLContext, TlsContext, bool]:
         native = client_context(config, self._listener, self._read)
-        stores, before = (
-            client_stores(config, self._listener, self._read),
-            self._contexts and self._contexts.stores,
-        )
-        if stores is not None and before is not None:
-            reason = successor_refusal(before, stores, both=False)
+        stores = client_stores(config, self._listener, self._read)
+        before = self._contexts
+        if stores is not None and before is not None and before.stores is not None:
+            reason = successor_refusal(before.stores, stores, both=False)
             if reason is not None:
                 raise ConfigError(f"other nodes would refuse the new one of {self._listener}: {reason}")
         try:

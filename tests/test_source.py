@@ -28,7 +28,7 @@ LAYERS = [
     "_native.log",
     "_native.serving _native.values",
     "protocol",
-    "clock metrics quota",
+    "clock metrics quota seldom",
     "config",
     "net",
     "log",

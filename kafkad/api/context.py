@@ -22,10 +22,10 @@ from kafkad.coordinator.transactions import TransactionCoordinator
 from kafkad.log.log_dirs import LogDirs
 from kafkad.metadata.image import MetadataImage
 from kafkad.protocol import errors
-from kafkad.raft.seldom import Seldom
 from kafkad.replication.low_watermarks import LowWatermarks
 from kafkad.replication.partitions import Partitions
 from kafkad.security.authorizer import Authorizer
+from kafkad.seldom import Seldom
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from kafkad.api.context import RequestContext, Services
 from kafkad.protocol import errors, messages
+from kafkad.protocol.strings import shown
 
-SHOWN = 1_000  # characters of a name in a message, which may have 32,767 bytes, as the name itself
 TWICE = "Cannot describe SCRAM credentials for the same user twice in a single request: "
 UNKNOWN = "Attempt to describe a user credential that does not exist: "
 
@@ -27,11 +27,11 @@ def describe_user_scram_credentials(services: Services, context: RequestContext,
         yield
         result = answer.Results(user=user, error_code=0, error_message="", credential_infos=[])
         if times > 1:
-            result.error_code, result.error_message = errors.DUPLICATE_RESOURCE, TWICE + user[:SHOWN]
+            result.error_code, result.error_message = errors.DUPLICATE_RESOURCE, TWICE + shown(user)
         elif user in found:
             result.credential_infos = found[user]
         else:
-            result.error_code, result.error_message = errors.RESOURCE_NOT_FOUND, UNKNOWN + user[:SHOWN]
+            result.error_code, result.error_message = errors.RESOURCE_NOT_FOUND, UNKNOWN + shown(user)
         results.append(result)
     return answer(error_code=0, error_message=None, results=results)
 

@@ -15,11 +15,11 @@ from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.uuids import random_uuid
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
+from kafkad.protocol.strings import shown
 from kafkad.security.acls import ANYTHING, CLUSTER_NAME, Acl, Filter, Kind, Operation, Pattern, Permission
 
 RECORDS_MAX: Final = 10_000  # per request; Kafka: MAX_RECORDS_PER_USER_OP
 LISTED_MAX: Final = 100_000  # ACLs per answer, which lists an ACL once for each filter that finds it
-SHOWN: Final = 1_000  # characters of a name in a message, which may have 32,767 bytes, as the name itself
 A_STEP: Final = 50  # ACLs per step
 
 TOO_MANY_NEW: Final = "Unable to perform excessively large batch operation."
@@ -122,7 +122,7 @@ def what_is_wrong(acl: Acl) -> str | None:
             return f"Invalid {what} {name}"
     if ":" not in acl.principal:
         return (
-            f"Could not parse principal from `{acl.principal[:SHOWN]}` (no colon is present separating the"
+            f"Could not parse principal from `{shown(acl.principal)}` (no colon is present separating the"
             " principal type from the principal name)"
         )
     return None

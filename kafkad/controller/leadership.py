@@ -19,6 +19,7 @@ from kafkad.controller.elections import acceptable_leader, change_of, default_di
 from kafkad.metadata.image import BROKER, NO_LEADER, TOPIC, MetadataImage, PartitionState, Topic
 from kafkad.metadata.records import PartitionLike
 from kafkad.protocol import errors, messages
+from kafkad.protocol.strings import shown
 
 PartitionKey = tuple[bytes, int]  # topic id, index
 Plan = Generator[None, None, tuple[list[Any], Any]]
@@ -28,7 +29,6 @@ NOBODY: Final = -1
 ELECTIONS_MAX: Final = (
     1_000  # of one round of plan_preferred or plan_unclean; Kafka: MAX_ELECTIONS_PER_IMBALANCE
 )
-SHOWN: Final = 1_000  # characters of a name in a message, which may have 32,767 bytes, as the name itself
 STEP: Final = 200  # partitions between two steps of a plan
 
 
@@ -273,7 +273,7 @@ def _elect(
     """Return (record, error code, error message)"""
     topic = image.topics.get(name)
     if topic is None:
-        return None, errors.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {name[:SHOWN]}"
+        return None, errors.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {shown(name)}"
     state = topic.partitions.get(index)
     if state is None:
         return None, errors.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {name}-{index}"

@@ -8,14 +8,13 @@ from kafkad.config.broker import BrokerConfig
 from kafkad.metadata import features
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.uuids import random_uuid, uuid_text
-from kafkad.protocol import errors, messages
+from kafkad.protocol import errors, messages, strings
 from kafkad.protocol.errors import KafkaError
 from kafkad.security.delegation import Hmacs, Principal, has_expired, hmac_of
 
 USER: Final = "User"
 REQUESTER_VERSION: Final = 3  # first version whose answers name the requester
 LONG_MAX: Final = (1 << 63) - 1
-STRING_BYTES_MAX: Final = 32_767  # of a record's string: a renewer's name may be as long, without its type
 REMOVED_AT_ONCE: Final = 1_000  # tokens
 
 Planned = Generator[None, None, tuple[list[Any], Any]]  # records, response
@@ -58,7 +57,7 @@ class Tokens:
             response.error_code = errors.INVALID_PRINCIPAL_TYPE
             return [], response
         renewers = [f"{it.principal_type}:{it.principal_name}" for it in request.renewers]
-        if any(len(it.encode()) > STRING_BYTES_MAX for it in (str(owner), *renewers)):
+        if not all(map(strings.fits, (str(owner), *renewers))):  # a name may be as long, without its type
             response.error_code = errors.INVALID_REQUEST
             return [], response
         yield

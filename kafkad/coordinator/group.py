@@ -28,14 +28,13 @@ from typing import Any, Protocol
 
 from kafkad.coordinator.deadline import Deadline, Handle
 from kafkad.coordinator.member import Member, Reply
-from kafkad.protocol import codec, errors, messages
+from kafkad.protocol import codec, errors, messages, strings
 from kafkad.protocol.errors import Malformed
 
 logger = logging.getLogger(__name__)
 
 CONSUMER_PROTOCOL = "consumer"
 NO_MEMBER = ""
-STRING_BYTES_MAX = 32_767  # of a member id in answers and records
 NO_LEADER = ""
 
 # A new member cannot heartbeat yet, and its client may be gone while its join is parked.
@@ -266,7 +265,7 @@ class ClassicGroup:
     def _join_new(self, request: Any, version: int, client_id: str, client_host: str, reply: Reply) -> None:
         instance_id = request.group_instance_id
         member_id = f"{client_id if instance_id is None else instance_id}-{self._host.new_uuid()}"
-        if len(member_id.encode()) > STRING_BYTES_MAX:
+        if not strings.fits(member_id):
             reply(join_error(errors.INVALID_REQUEST, NO_MEMBER))
         elif instance_id is not None:
             old_member_id = self.static_members.get(instance_id)

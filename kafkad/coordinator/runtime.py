@@ -25,12 +25,12 @@ from kafkad.coordinator.shard import Done, Shard, commit_error
 from kafkad.coordinator.slices import Slices, until_closed
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError, Malformed
+from kafkad.protocol.strings import shown
 
 logger = logging.getLogger(__name__)
 
 CLASSIC = "classic"
 AT_ONCE = 50  # groups that are listed between two checks of the clock
-SHOWN = 1_000  # characters of a name in a message, which may have 32,767 bytes, as the name itself
 DESCRIBE_NOT_FOUND_FROM = 6  # DescribeGroups: in older versions, an unknown group is Dead without an error
 
 
@@ -257,7 +257,7 @@ class GroupCoordinator:
         answer = messages.DescribeGroupsResponse.Groups(group_id=group_id, group_state=str(State.DEAD))
         if version >= DESCRIBE_NOT_FOUND_FROM:
             answer.error_code = errors.GROUP_ID_NOT_FOUND
-            answer.error_message = f"Group {(group_id or '')[:SHOWN]} not found."
+            answer.error_message = f"Group {shown(group_id or '')} not found."
         return answer
 
     def list(self, states: Sequence[str], types: Sequence[str]) -> Generator[None, None, Any]:

@@ -39,9 +39,9 @@ from kafkad.raft.metadata_replica import UnusableMetadata
 from kafkad.raft.observer import Leader, Observer, explained
 from kafkad.raft.quorum_messages import InFlightRequest, LeaderAndEpoch, Reply
 from kafkad.raft.reconfigure import CHANGES, Update, VoterChanges, batch_of, refused
-from kafkad.raft.seldom import Seldom
 from kafkad.raft.served_fetches import ServedFetches
 from kafkad.raft.voters import VoterHistory, key_of
+from kafkad.seldom import Seldom
 
 logger = logging.getLogger(__name__)
 

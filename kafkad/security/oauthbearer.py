@@ -17,13 +17,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from kafkad.protocol import strings
 from kafkad.security.jwt import BadToken, KeySet, UnknownKey, parse, section, shown
 from kafkad.security.mechanisms import Refused, refused_with
 
 OAUTHBEARER: Final = "OAUTHBEARER"
 MODULE: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 LIFETIME_MS_MAX: Final = 100 * 365 * 86_400_000  # of a session
-STRING_BYTES_MAX: Final = 32_767  # of a string in Kafka's protocol
 SHOWN: Final = 255  # characters of a name in a message
 ABORT: Final = b"\x01"  # the client's answer to an error
 
@@ -83,11 +83,11 @@ class OAuthBearer:
 def _check_name(name: str) -> None:
     """Raise BadToken for a name that no request, answer or record can have."""
     try:
-        size = len(f"User:{name}".encode())
+        fits = strings.fits(f"User:{name}")
     except UnicodeEncodeError:
         raise BadToken("its user name has half of a surrogate pair") from None
-    if size > STRING_BYTES_MAX:
-        raise BadToken(f"its principal has {size} bytes, more than {STRING_BYTES_MAX}")
+    if not fits:
+        raise BadToken(f"its principal has more than {strings.BYTES_MAX} bytes")
 
 
 def _first_message(text: str) -> tuple[str, str]:

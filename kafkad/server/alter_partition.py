@@ -17,9 +17,9 @@ from typing import Any, Final
 from kafkad.net.channel import Unreachable
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
-from kafkad.raft.seldom import Seldom
 from kafkad.replication.isr import Answer, Proposal
 from kafkad.replication.replicas import Done
+from kafkad.seldom import Seldom
 from kafkad.server.controller_channel import Ask
 
 logger: Final = logging.getLogger("kafkad.replication")

@@ -28,7 +28,7 @@ from kafkad.metadata.image import MetadataImage
 from kafkad.net.channel import Unreachable
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
-from kafkad.raft.seldom import Seldom
+from kafkad.seldom import Seldom
 from kafkad.server.controller_channel import Ask
 
 logger = logging.getLogger("kafkad")

@@ -15,7 +15,7 @@ from kafkad.coordinator.runtime import at_once
 from kafkad.metadata.image import BrokerRegistration, Endpoint, MetadataImage, PartitionState, Topic
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
-from kafkad.raft.seldom import Seldom
+from kafkad.seldom import Seldom
 
 TOPIC_ID = bytes(range(16))
 GONE_ID = bytes(range(1, 17))

@@ -203,6 +203,9 @@ def test_replicas_agree_through_kills_of_leaders_and_of_the_follower(mixed, roun
     loads = [Load(mixed.bootstrap, "plain"), Load(mixed.bootstrap, "settled", "settles")]
     for load in loads:
         load.start()
+    wait_until(lambda: all(load.acked > 100 or load.troubles for load in loads), what=lambda: (
+        [(load.acked, load.troubles) for load in loads], mixed.member.log[-4000:]
+    ))  # fmt: skip
     events = ["leader", "kill", "leader", "stop"]
     for number in range(rounds(3, 100)):
         time.sleep(chance.uniform(0.5, 2))
@@ -224,7 +227,8 @@ def test_replicas_agree_through_kills_of_leaders_and_of_the_follower(mixed, roun
     for load in loads:
         load.end()
     for topic, load in zip(("plain", "settled"), loads, strict=True):
-        assert load.acked > 100 and not load.troubles
+        assert not load.troubles
+        assert load.acked > 100
         mixed.agree(topic)
         assert epochs(mixed.node, topic) == epochs(mixed.nodes[1], topic)
     assert "Traceback" not in mixed.member.log

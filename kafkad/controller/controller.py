@@ -17,7 +17,7 @@ Rule: an answer is sent when `await_committed` has called back for the `head` af
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kafkad.clock import Clock
 from kafkad.config.broker import BrokerConfig
@@ -39,9 +39,11 @@ from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.replay import Delta
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
-from kafkad.raft.quorum_log import QuorumLog
 from kafkad.raft.single_voter import SingleVoter
 from kafkad.security.delegation import Principal
+
+if TYPE_CHECKING:
+    from kafkad.raft.quorum_log import QuorumLog  # much code that a broker alone does not need
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ class Controller:
     """`raft`: the metadata log. `random`: for uuids and placement (random.Random, SystemRandom)."""
 
     def __init__(
-        self, raft: SingleVoter | QuorumLog, clock: Clock, random: Any, config: BrokerConfig
+        self, raft: "SingleVoter | QuorumLog", clock: Clock, random: Any, config: BrokerConfig
     ) -> None:
         self.config = config
         self.broker_epoch = NO_EPOCH  # of the broker in this process, once it has registered

@@ -16,10 +16,17 @@ def is_address(host: str) -> bool:
     return False
 
 
+def encoded(host: str) -> str | bytes:
+    """Return what to look up. Python encodes a str by IDNA, whose tables are not worth loading (280 KB) for a
+    name in ASCII."""
+    labels_fit = all(0 < len(label) < 64 for label in host.removesuffix(".").split("."))
+    return host.encode() if host.isascii() and labels_fit else host
+
+
 def addresses_of(host: str) -> list[str]:
     """Look up all addresses of a host. Raise OSError."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(encoded(host), None, type=socket.SOCK_STREAM)
     except UnicodeError as error:  # a label that is empty or too long
         raise OSError(f"not a host name: {error}") from error
     return list(dict.fromkeys(str(address[0]) for *_, address in found))

@@ -19,6 +19,7 @@ import os
 import socket
 
 from kafkad.config.listeners import Endpoint
+from kafkad.net.hosts import encoded
 
 
 class ListenError(Exception):
@@ -59,7 +60,7 @@ def _resolve(host: str) -> tuple[socket.AddressFamily, str]:
     host = host.strip("[]")
     if not host:
         return (socket.AF_INET6, "::") if _has_ipv6() else (socket.AF_INET, "0.0.0.0")
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found = socket.getaddrinfo(encoded(host), None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)  # stable: IPv4 first
     return found[0][0], str(found[0][4][0])
 

@@ -10,7 +10,7 @@ itself. (SslPrincipalMapper, KIP-371.)"""
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final, NamedTuple
 
 from kafkad.config.definition import ConfigError
@@ -20,8 +20,6 @@ RULES: Final = "ssl.principal.mapping.rules"
 _ANY: Final = r"[^\n\r\x85\u2028\u2029]"  # Java's dot
 _PART: Final = rf"((?:\\{_ANY}|[^\\/])*)"
 _RULE: Final = rf"(DEFAULT)|RULE:{_PART}/{_PART}/([LU]?){_ANY}*?|({_ANY}*?)"
-_SPLITTER: Final = re.compile(rf"\s*({_RULE})\s*(,\s*|\Z)", re.ASCII)
-_PARSER: Final = re.compile(_RULE, re.ASCII)
 _REFERENCE: Final = re.compile(r"\$(\d+)", re.ASCII)
 _BLANKS: Final = "".join(map(chr, range(33)))
 SUBJECTS_KEPT: Final = 1024
@@ -78,11 +76,21 @@ def principal_rules(config: Any, endpoints: Iterable[Any] | None = None) -> dict
     return found
 
 
+@cache
+def _splitter() -> re.Pattern[str]:  # not compiled before there are rules: it takes 200 KB
+    return re.compile(rf"\s*({_RULE})\s*(,\s*|\Z)", re.ASCII)
+
+
+@cache
+def _parser() -> re.Pattern[str]:
+    return re.compile(_RULE, re.ASCII)
+
+
 def _split(text: str) -> list[str]:
     """Split like Java's Matcher.find: after an empty match the search skips a character."""
     text = text.strip(_BLANKS)
     found, at = [], 0
-    while at <= len(text) and (match := _SPLITTER.search(text, at)):
+    while at <= len(text) and (match := _splitter().search(text, at)):
         found.append(match[1])
         at = match.end() + (match.end() == match.start())
     return found
@@ -90,7 +98,7 @@ def _split(text: str) -> list[str]:
 
 def _parsed(text: str) -> Rule | None:
     """Parse a rule. Return None for an empty one, which is ignored."""
-    match = _PARSER.match(text)
+    match = _parser().match(text)
     assert match is not None  # its last alternative is empty
     if match.end() != len(text):
         raise ValueError(f"Invalid rule: `{text}`, unmatched substring: `{text[match.end() :]}`")

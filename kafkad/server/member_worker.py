@@ -105,7 +105,8 @@ class MemberController:
         self._client = client
         self._metadata = metadata
         self._applied = applied
-        self._assigning: set[asyncio.Task[None]] = set()
+        self._placed: dict[tuple[bytes, int], bytes] = {}  # not accepted by a controller yet; the newest ones
+        self._assigning: asyncio.Task[None] | None = None
 
     def update_config(self, config: BrokerConfig) -> None:
         self.config = config
@@ -224,12 +225,13 @@ class MemberController:
     def assign_directories(self, placed: Placed) -> None:
         """Assign directories. No client waits for it; refused ones are tried again at the next change of a
         topic."""
-        task = asyncio.get_running_loop().create_task(self._assign(placed))
-        self._assigning.add(task)
-        task.add_done_callback(self._assigning.discard)
+        self._placed.update(placed)
+        if self._assigning is None or self._assigning.done():
+            self._assigning = asyncio.get_running_loop().create_task(self._assign())
 
-    async def _assign(self, placed: Placed) -> None:
-        while True:
+    async def _assign(self) -> None:
+        """One request at a time, so that no older place of a partition comes after a newer one."""
+        while placed := dict(self._placed):
             try:
                 refused = await self._requests.assign_directories(placed)
             except KafkaError as trouble:
@@ -238,7 +240,9 @@ class MemberController:
                 continue
             for (_, index), reason in refused.items():
                 logger.warning("the directory of a partition %d was not taken: %s", index, reason)
-            return
+            for key, directory in placed.items():
+                if self._placed[key] == directory:
+                    del self._placed[key]
 
     async def _forward(self, request: Any, context: RequestContext | None) -> Any:
         version = request.MAX_VERSION if context is None else context.version

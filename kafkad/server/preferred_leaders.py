@@ -12,8 +12,8 @@ after its retry.backoff.ms. Here the leader itself gives them back, before that:
               for a preferred election of them (ElectLeaders), and pause for PAUSE_S
 
 Nothing is held while the controllers do not accept this broker's heartbeats. If the logs are not drained in
-time there is no election, and the held Produces are refused. After that, or an election that failed whole,
-the wait is twice as long, up to DELAY_S_MAX. If the controllers do not allow this broker to ask for
+time there is no election, and the held Produces are refused. After that, or an election that nobody won, the
+wait is twice as long, up to DELAY_S_MAX. If the controllers do not allow this broker to ask for
 elections (they want Alter on the cluster), they have to do it themselves. auto.leader.rebalance.enable=false
 turns this off.
 
@@ -136,17 +136,14 @@ class PreferredLeaders:
                 errors.NAMES.get(answer.error_code, answer.error_code),
             )
             return False
-        elected = [
-            (topic.topic, part.partition_id)
-            for topic in answer.replica_election_results
-            for part in topic.partition_result
-            if not part.error_code
+        codes = [
+            part.error_code for topic in answer.replica_election_results for part in topic.partition_result
         ]
-        if elected:
+        if elected := codes.count(errors.NONE):
             self._delay_s = self._shortest_s
-            logger.info("gave %d partitions back to their preferred leaders", len(elected))
-        elif answer.error_code:
-            self._later(errors.NAMES.get(answer.error_code, str(answer.error_code)))
+            logger.info("gave %d partitions back to their preferred leaders", elected)
+        elif refused := {answer.error_code, *codes} - {errors.NONE, errors.ELECTION_NOT_NEEDED}:
+            self._later(", ".join(errors.NAMES.get(code, str(code)) for code in sorted(refused)))
         return True
 
     def _later(self, why: str) -> None:

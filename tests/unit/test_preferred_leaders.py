@@ -32,6 +32,7 @@ class World:
         self.accepts = True
         self.drains = True
         self.answers = []  # of the controller; afterwards it elects
+        self.refuses = errors.NONE  # each partition
         self.held, self.asked = [], []
         self.leaders = PreferredLeaders(
             ME, lambda: self.image, delay_s=DELAY_S, heartbeats=self.heartbeats, hold=self.hold, ask=self.ask
@@ -52,8 +53,9 @@ class World:
         if isinstance(answer, Exception):
             raise answer
         cls = Answer.ReplicaElectionResults
+        part, each = cls.PartitionResult, self.refuses
         rows = [
-            cls(topic=name, partition_result=[cls.PartitionResult(partition_id=index) for index in indexes])
+            cls(topic=name, partition_result=[part(partition_id=at, error_code=each) for at in indexes])
             for name, indexes in self.asked[-1].items()
         ]
         return Answer(error_code=answer, replica_election_results=[] if answer else rows)
@@ -123,6 +125,21 @@ def test_an_election_that_fails_is_asked_again_later(world, trouble, caplog):
     world.answers = [trouble, trouble]
     assert not asyncio.run(world.run(lambda: len(world.asked) >= 4))
     assert delays(caplog) == [DELAY_S * 2, DELAY_S * 4]  # and after an election the first delay again
+
+
+def test_partitions_whose_election_is_refused_are_held_ever_more_rarely(world, caplog):
+    caplog.set_level("INFO", "kafkad")
+    world.refuses = errors.PREFERRED_LEADER_NOT_AVAILABLE
+    assert not asyncio.run(world.run(lambda: len(world.asked) >= 3))
+    assert delays(caplog)[:2] == [DELAY_S * 2, DELAY_S * 4]
+    assert "PREFERRED_LEADER_NOT_AVAILABLE" in caplog.text
+
+
+def test_a_partition_that_has_been_given_back_meanwhile_is_no_trouble(world, caplog):
+    caplog.set_level("INFO", "kafkad")
+    world.refuses = errors.ELECTION_NOT_NEEDED
+    assert not asyncio.run(world.run(lambda: len(world.asked) >= 2))
+    assert delays(caplog) == []
 
 
 @pytest.mark.parametrize("denied", [errors.CLUSTER_AUTHORIZATION_FAILED, errors.UNSUPPORTED_VERSION])

@@ -172,7 +172,8 @@ class ControllerQuorum:
             response = await self.ask(node_id, cls(topics=[topic]), timeout_s=1.0)
         except Unreachable:
             return None
-        return response.topics[0].partitions[0] if not response.error_code else None
+        partition = response.topics[0].partitions[0]
+        return partition if not partition.error_code else None
 
     async def leader(self, timeout_s: float = 20.0) -> int:
         """The node that leads and has committed something in its epoch."""

@@ -17,26 +17,10 @@ def describe_quorum(node: RaftNode, version: int, request: Any, now_ms: int, wal
     topic, part = cls.Topics, cls.Topics.Partitions
     asked = [(each.topic_name, [p.partition_index for p in each.partitions]) for each in request.topics]
     if asked != [(TOPIC, [0])]:
-        return cls(
-            error_message=None,
-            topics=[
-                topic(
-                    topic_name=name,
-                    partitions=[
-                        part(
-                            partition_index=index,
-                            error_code=errors.UNKNOWN_TOPIC_OR_PARTITION,
-                            error_message=None,
-                        )
-                        for index in indexes
-                    ],
-                )
-                for name, indexes in asked
-            ],
-        )
+        return _refused(asked, errors.UNKNOWN_TOPIC_OR_PARTITION)
     leadership = node.leadership
     if leadership is None:
-        return cls(error_code=errors.NOT_LEADER_OR_FOLLOWER, error_message=None)
+        return _refused(asked, errors.NOT_LEADER_OR_FOLLOWER)
     places = node.voters
 
     def replica(kind: Any, replica_id: int, directory_id: bytes, progress: Any) -> Any:
@@ -82,6 +66,24 @@ def describe_quorum(node: RaftNode, version: int, request: Any, now_ms: int, wal
             for voter, at in sorted(places.items())
         ]
     return response
+
+
+def _refused(asked: list[tuple[str, list[int]]], code: int) -> Any:
+    """Return the response with this error for each partition; errors of the whole request are others'."""
+    cls = messages.DescribeQuorumResponse
+    topic, part = cls.Topics, cls.Topics.Partitions
+    return cls(
+        error_message=None,
+        topics=[
+            topic(
+                topic_name=name,
+                partitions=[
+                    part(partition_index=index, error_code=code, error_message=None) for index in indexes
+                ],
+            )
+            for name, indexes in asked
+        ],
+    )
 
 
 def _wall(monotonic_ms: int, now_ms: int, wall_ms: int) -> int:

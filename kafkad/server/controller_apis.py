@@ -6,7 +6,8 @@
     administrators    as on a broker, directly or in an Envelope (KIP-590, KIP-919)
 
 An Envelope carries a request of a broker's client, with its principal and address. If the request inside
-would be answered NOT_CONTROLLER, the whole Envelope is, so that the broker asks the next controller."""
+would be answered NOT_CONTROLLER, the whole Envelope is, so that the broker asks the next controller. The APIs
+of the quorum say NOT_LEADER_OR_FOLLOWER for it."""
 
 import inspect
 import logging
@@ -245,6 +246,8 @@ TOLD: Final = tuple((row.key, row.low, row.high) for row in ROWS)
 FORWARDED: Final = frozenset(
     (19, 20, 29, 30, 31, 33, 37, 38, 39, 40, 43, 44, 45, 46, 49, 51, 55, 57, 64, 80, 81)
 )  # in an Envelope
+# Kafka: RequestChannel.shouldReturnNotController, which forgets the changes of voters
+QUORUM_APIS: Final = frozenset((55, 80, 81))
 
 
 # -- frames ------------------------------------------------------------------------------------------------
@@ -375,7 +378,8 @@ class ControllerDispatcher(Dispatcher):
         response = await self._executed(api, context, inner)
         if response is None:
             raise KafkaError(errors.UNKNOWN_SERVER_ERROR)
-        if await self._in_turns(says(response, errors.NOT_CONTROLLER)):
+        elsewhere = errors.NOT_LEADER_OR_FOLLOWER if key in QUORUM_APIS else errors.NOT_CONTROLLER
+        if await self._in_turns(says(response, elsewhere)):
             raise KafkaError(errors.NOT_CONTROLLER)
         try:
             return await self._encoded(response, context)

@@ -99,7 +99,7 @@ def active_controller(ports) -> int:
                 answer = asyncio.run(describe(port))
             except Unreachable:
                 continue
-            if not answer.error_code:
+            if not answer.topics[0].partitions[0].error_code:
                 return node
         return None
 

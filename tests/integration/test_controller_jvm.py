@@ -9,7 +9,9 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from kafkad.net.channel import Channel
 from kafkad.protocol import messages
+from kafkad.raft.observer import TOPIC
 from tests.controller_process import ControllerProcess, ControllerQuorum, formatted
 from tests.jvm import NEWEST, run_tool
 from tests.jvm_cluster import JvmCluster
@@ -93,6 +95,21 @@ def consume(bootstrap, topic, count):
     return sorted(found)
 
 
+async def describe_quorum(port):
+    """The quorum's leader as a broker tells it, which asks the active controller."""
+    cls = messages.DescribeQuorumRequest
+    request = cls(topics=[cls.Topics(topic_name=TOPIC, partitions=[cls.Topics.Partitions()])])
+    channel = await Channel.connect("127.0.0.1", port, "test", timeout_s=5.0)
+    try:
+        response = await channel.ask(request, timeout_s=20.0)
+    finally:
+        channel.close()
+    assert not response.error_code, response
+    (partition,) = response.topics[0].partitions
+    assert not partition.error_code, response
+    return partition.leader_id
+
+
 def test_jvm_brokers_live_under_kafkad_controllers(tmp_path):
     with logs_shown(tmp_path), ControllerQuorum(tmp_path / "controllers", 3, CONFIG) as quorum:
         cluster = brokers_under(quorum, tmp_path / "brokers", 2)
@@ -104,9 +121,16 @@ def test_jvm_brokers_live_under_kafkad_controllers(tmp_path):
 
             # the active controller dies: the next one goes on with the same brokers
             leader = asyncio.run(quorum.leader())
+            told = [asyncio.run(describe_quorum(broker.port)) for broker in cluster.brokers]
+            assert told == [leader, leader]
             quorum.nodes[leader].kill()
             create(admin, "second")
             quorum.nodes[leader].start()
+            # a broker that forwarded nothing meanwhile asks the former one first, which runs again
+            following = asyncio.run(quorum.leader())
+            assert following != leader
+            told = [asyncio.run(describe_quorum(broker.port)) for broker in cluster.brokers]
+            assert told == [following, following]
 
             # a broker dies: fenced when its session ends, and led by the other
             first, second = cluster.brokers

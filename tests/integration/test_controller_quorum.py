@@ -11,6 +11,7 @@ import pytest
 from kafkad.net.channel import Unreachable
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.records import read_batches
+from kafkad.raft.observer import TOPIC
 from tests.controller_process import ControllerQuorum
 from tests.registrations import registration
 
@@ -271,6 +272,38 @@ def test_envelopes_that_lie_are_answered_with_an_error(tmp_path):
     with ControllerQuorum(tmp_path, 1, QUICK) as quorum:
         asyncio.run(run(quorum))
         assert quorum.nodes[100].runs
+
+
+def test_who_follows_refers_an_envelope_to_the_active_controller(tmp_path):
+    """Also where the answer to the client has no NOT_CONTROLLER: a broker would ask it again and again."""
+    principal = b"\0\0" + codec.encode(messages.DefaultPrincipalData(type="User", name="a"), 0)
+    describe = messages.DescribeQuorumRequest
+    topics = [describe.Topics(topic_name=TOPIC, partitions=[describe.Topics.Partitions()])]
+    requests = [
+        (2, describe(topics=topics)),
+        (0, messages.RemoveRaftVoterRequest(cluster_id=None, voter_id=102)),
+        (0, messages.AddRaftVoterRequest(cluster_id=None, voter_id=103, timeout_ms=1000)),
+        (7, messages.CreateTopicsRequest(topics=[messages.CreateTopicsRequest.Topics(name="a")])),
+    ]
+
+    async def run(quorum):
+        leader = await quorum.leader()
+        follower = next(node for node in quorum.nodes if node != leader)
+        for version, request in requests:
+            envelope = messages.EnvelopeRequest(
+                request_data=codec.encode_request(request, version, 5, "c"),
+                request_principal=principal,
+                client_host_address=bytes(4),
+            )
+            answer = await quorum.ask(follower, envelope)
+            assert (answer.error_code, answer.response_data) == (errors.NOT_CONTROLLER, None), request
+        # directly, the error is the partition's
+        answer = await quorum.ask(follower, describe(topics=topics))
+        (partition,) = answer.topics[0].partitions
+        assert (answer.error_code, partition.error_code) == (errors.NONE, errors.NOT_LEADER_OR_FOLLOWER)
+
+    with ControllerQuorum(tmp_path, 3, QUICK) as quorum:
+        asyncio.run(run(quorum))
 
 
 def test_a_directory_that_is_not_formatted_is_refused(tmp_path):

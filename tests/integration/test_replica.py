@@ -55,6 +55,8 @@ class Mixed:
             "replica.lag.time.max.ms": 3000,
             "replica.fetch.backoff.ms": 200,
             "log.segment.bytes": 1 << 20,
+            # as many as it is created with below: a JVM that has started without the topic counts on this
+            "transaction.state.log.num.partitions": 1,
         }
         self.cluster = JvmCluster(path, brokers=2, config=config)
         self.node = self.cluster.new_broker(3)

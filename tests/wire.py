@@ -69,7 +69,7 @@ def create_topic(wire: Wire, name: str, partitions: int = 1, **configs: str) -> 
         topic.configs.append(
             messages.CreateTopicsRequest.Topics.Configs(name=key.replace("_", "."), value=value)
         )
-    response = wire.ask(messages.CreateTopicsRequest(topics=[topic], timeout_ms=10_000), 7)
+    response = wire.ask(messages.CreateTopicsRequest(topics=[topic], timeout_ms=30_000), 7)
     assert response.topics[0].error_code == 0, response
     return response.topics[0].topic_id
 

@@ -122,8 +122,11 @@ def reassign(
         targets[partition_of(place)] = [int(each) for each in ids.split(",")]
     with connected(bootstrap) as cluster:
         if unthrottle:
-            throttles.remove(cluster)
-            say("all throttles are removed")
+            removed = throttles.remove(cluster)
+            if as_json:
+                show(("Type", "Name", "Deleted"), removed, as_json)
+            else:
+                say("all throttles are removed")
             return
         if throttle:
             throttles.begin(cluster, throttle, {key: ids for key, ids in targets.items() if ids is not None})
@@ -178,17 +181,24 @@ def features(levels: tuple[str, ...], downgrade: bool, dry_run: bool, bootstrap:
         wanted = parse_pairs(levels, "--set")
         if not all(level.isdigit() for level in wanted.values()):
             raise click.UsageError("--set takes NAME=LEVEL, and a level is a number")
+        # version 0 has another field for a downgrade, and no dry run
+        kind = {"upgrade_type": SAFE_DOWNGRADE if downgrade else UPGRADE}
+        if connection.versions.get(cls.API_KEY, (0, 1))[1] == 0:
+            if dry_run:
+                raise Refused("this broker has no --dry-run: its Kafka is older than 3.3")
+            kind = {"allow_downgrade": downgrade}
         updates = [
-            cls.FeatureUpdates(
-                feature=name,
-                max_version_level=int(level),
-                upgrade_type=SAFE_DOWNGRADE if downgrade else UPGRADE,
-                allow_downgrade=downgrade,
-            )
+            cls.FeatureUpdates(feature=name, max_version_level=int(level), **kind)
             for name, level in wanted.items()
         ]
-        ask(connection, cls(timeout_ms=TIMEOUT_MS, feature_updates=updates, validate_only=dry_run))
-    say("it could be done" if dry_run else "done")
+        answer = ask(connection, cls(timeout_ms=TIMEOUT_MS, feature_updates=updates, validate_only=dry_run))
+        for result in answer.results or ():  # before version 2, each feature has its error
+            if result.error_code:
+                raise KafkaError(result.error_code, result.error_message or result.feature)
+    if as_json:
+        show(("Feature", "Level"), [(name, int(level)) for name, level in wanted.items()], as_json)
+    else:
+        say("it could be done" if dry_run else "done")
 
 
 @click.command(context_settings=CONTEXT)

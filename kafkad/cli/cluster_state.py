@@ -132,7 +132,11 @@ def quorum(add: str | None, remove: str | None, bootstrap: str, as_json: bool) -
             raise Refused(ALONE)
         if request is not None:
             change(connection, request)
-            say("done")
+            if as_json:
+                voter = (request.voter_id, uuid_text(request.voter_directory_id), add is not None)
+                show(("Node", "Directory", "Voter"), [voter], as_json)
+            else:
+                say("done")
             return
         cls = messages.DescribeQuorumRequest
         asked = [cls.Topics(topic_name=METADATA_TOPIC, partitions=[cls.Topics.Partitions()])]

@@ -83,7 +83,8 @@ def cluster(properties: str | None, bootstrap: str | None, as_json: bool) -> Non
 
 
 def report(rows: Sequence[tuple[str, str, str, str]], as_json: bool) -> None:
-    show(("Check", "State", "Found", "What to do"), rows, as_json)
+    shown = [(check, state, found, advice or None) for check, state, found, advice in rows]
+    show(("Check", "State", "Found", "What to do"), shown, as_json)
     troubles = sum(row[1] == TROUBLE for row in rows)
     if troubles:
         say(f"kafkad: {troubles} of {counted(len(rows), 'check')} found a problem.")

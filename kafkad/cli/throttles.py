@@ -46,18 +46,23 @@ def begin(cluster: Cluster, rate: int, moves: dict[tuple[str, int], list[int]]) 
         alter(cluster.broker(broker), TYPES["brokers"], str(broker), dict.fromkeys(RATES, str(rate)), [])
 
 
-def remove(cluster: Cluster) -> None:
-    """Remove the throttles of all brokers that answer, and of all topics. Raises KafkaError."""
+def remove(cluster: Cluster) -> list[tuple[str, str, list[str]]]:
+    """Remove the throttles of all brokers that answer, and of all topics. Return the type and name of each
+    one that had throttles, and their keys. Raise KafkaError."""
+    removed = []
     for broker in sorted(cluster.brokers()):
         connection = cluster.broker(broker)
         for name, keys in _set(connection, "brokers", [str(broker)], RATES, SET_BY_BROKER).items():
             alter(connection, TYPES["brokers"], name, {}, keys)
+            removed.append(("brokers", name, keys))
     topics = sorted(topic.name for topic in cluster.refresh(None).topics)
     for at in range(0, len(topics), DESCRIBED_AT_ONCE):
         names = topics[at : at + DESCRIBED_AT_ONCE]
         found = _set(cluster.any(), "topics", names, [LEADERS, FOLLOWERS], SET_BY_TOPIC)
         for name, keys in found.items():
             alter(cluster.any(), TYPES["topics"], name, {}, keys)
+            removed.append(("topics", name, keys))
+    return removed
 
 
 def _set(

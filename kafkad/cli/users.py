@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from kafkad.cli import scram_users
-from kafkad.cli.output import CONTEXT, Refused, connected, one_action, say, server_options
+from kafkad.cli.output import CONTEXT, Refused, connected, one_action, say, server_options, show
 from kafkad.protocol.errors import RESOURCE_NOT_FOUND, KafkaError
 
 MECHANISMS: Final = tuple(scram_users.NUMBERS)
@@ -54,12 +54,19 @@ def command(action: str, bootstrap: str, as_json: bool, **given: Any) -> None:
             rounds = given["iterations"] or 4096
             text = f"iterations={rounds},password={password}"
             scram_users.alter(connection, user, dict.fromkeys(mechanisms or (DEFAULT,), text), [])
-            say(f"{user} can log in by {', '.join(mechanisms or (DEFAULT,))}")
+            added = mechanisms or (DEFAULT,)
+            if as_json:
+                show(scram_users.COLUMNS, [(user, each, rounds) for each in added], as_json)
+            else:
+                say(f"{user} can log in by {', '.join(added)}")
         else:
             removed = [it for it in mechanisms or MECHANISMS if _removed(connection, user, it)]
             if not removed:
                 raise Refused(f"there is no SCRAM user {user}")
-            say(f"{user} can no longer log in by {', '.join(removed)}")
+            if as_json:
+                show(scram_users.COLUMNS[:2], [(user, each) for each in removed], as_json)
+            else:
+                say(f"{user} can no longer log in by {', '.join(removed)}")
 
 
 def _password(user: str) -> str:

@@ -198,6 +198,15 @@ def test_commands_show_and_change_a_cluster(kafkad_cluster):
     assert "1 of 1 were refused" in told("reassign", "shown-9=1")
     assert {row["feature"]: row["level"] for row in told("features")}["metadata.version"] == 30
     assert "INVALID_UPDATE_VERSION" in told("features", "--set", "group.version=1")
+    elr = "eligible.leader.replicas.version"
+    lower = ("features", "--set", f"{elr}=0", "--downgrade")
+    assert told(*lower, "--dry-run") == told(*lower) == [{"feature": elr, "level": 0}]
+    assert {row["feature"]: row["level"] for row in told("features")}[elr] == 0
+    told("reassign", "shown-0=1,2", "--throttle", "1000000")
+    cleared = told("reassign", "--unthrottle")
+    assert {(row["type"], row["name"]) for row in cleared} == {
+        ("brokers", "1"), ("brokers", "2"), ("topics", "shown")
+    }  # fmt: skip
     assert "broker 3 runs" in told("unregister", "3")
     kafkad_cluster.stop(3)
     assert told("unregister", "3") == [{"broker": 3, "registered": False}]

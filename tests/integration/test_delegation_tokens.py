@@ -528,12 +528,14 @@ def test_kafkads_own_tools(ours, tmp_path):
     for wrong in (["--renew"], ["--describe", "--hmac", "x"], ["--expire", "--hmac", "?"], []):
         kafkad(ours, "tokens", *wrong, *alice, code=2)
 
-    kafkad(ours, "users", "--add", "--user", "erin", *admin, stdin="erin-secret\n")
+    added = kafkad(ours, "users", "--add", "--user", "erin", "--json", *admin, stdin="erin-secret\n")
+    assert json.loads(added.stdout) == [{"user": "erin", "mechanism": "SCRAM-SHA-512", "iterations": 4096}]
     assert "erin" in kafkad(ours, "users", "--list", *admin).stdout
     jaas = f'{SCRAM_MODULE} username="erin" password="erin-secret";'
     erin = properties_of("erin", f"sasl.mechanism=SCRAM-SHA-512\nsasl.jaas.config={jaas}")
     kafkad(ours, "topics", "--list", *erin)
-    kafkad(ours, "users", "--remove", "--user", "erin", *admin)
+    removed = kafkad(ours, "users", "--remove", "--user", "erin", "--json", *admin)
+    assert json.loads(removed.stdout) == [{"user": "erin", "mechanism": "SCRAM-SHA-512"}]
     kafkad(ours, "topics", "--list", *erin, code=1)
     assert "no SCRAM user erin" in kafkad(ours, "users", "--remove", "--user", "erin", *admin, code=1).stderr
     for wrong in (["--add"], ["--remove"], ["--list", "--iterations", "5000"], ["--add", "--user", "x"]):

@@ -2,6 +2,7 @@
 in the log: in turn at the controllers and at a broker, which forwards."""
 
 import asyncio
+import json
 import subprocess
 import sys
 
@@ -112,8 +113,10 @@ def test_kafkas_tool_adds_and_removes_voters(tmp_path):
                 command = [*ours, *map(str, arguments)]
                 return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
-            removed = ask("--remove", f"{again}:{quorum.directory(again)}")
+            removed = ask("--remove", f"{again}:{quorum.directory(again)}", "--json")
             assert removed.returncode == 0, removed.stderr
+            row = {"node": again, "directory": quorum.directory(again), "voter": False}
+            assert json.loads(removed.stdout) == [row]
             wait_until(lambda: voters() == left - {again}, WAIT_S)
             refused = ask("--remove", f"{again}:{quorum.directory(again)}")
             assert refused.returncode == 1 and "VOTER_NOT_FOUND" in refused.stderr

@@ -1,7 +1,9 @@
 """The examples that newcomers try first, as they stand in README.md and on the pages of docs/."""
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +66,12 @@ def test_python_on_a_page_can_be_pasted(page):
 def test_the_commands_of_the_readme(shell):
     script = block("README.md", "export PATH=$PWD/.venv/bin:$PATH")
     assert '{"order": 17, "item": "book"}' in shell(script)
+
+
+def test_the_health_check_of_the_container(shell):
+    text = (ROOT / "packaging/Containerfile").read_text()
+    (check,) = re.findall(r"^HEALTHCHECK .* CMD (\[.*\])$", text, re.M)
+    assert shell(shlex.join(json.loads(check))).startswith("Cluster ID: ")
 
 
 def test_passwords_in_ten_lines(tmp_path):

@@ -158,7 +158,9 @@ def command(
         if as_json:
             print_json([{"type": kind, "name": name or None, "set": pairs, "deleted": gone}])
         else:
-            say(f"Changed the configuration of {f'{kind} {name}' if name else f'all {kind}'}.")
+            changed = list(zip(entity_type, names, strict=True)) if len(entity_type) > 1 else [(kind, name)]
+            what = ", ".join(f"{kind} {name}" if name else f"all {kind}" for kind, name in changed)
+            say(f"Changed the configuration of {what}.")
 
 
 def alter_clients(

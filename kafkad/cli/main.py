@@ -156,7 +156,7 @@ def terminated(*_: object) -> None:
 def told(trouble: Exception) -> tuple[str, int]:
     """Return the error message for an exception, and the exit code."""
     from kafkad.cli.output import Refused
-    from kafkad.client.connection import Closed, Unreachable
+    from kafkad.client.connection import Closed, NoTls, Unreachable
     from kafkad.client.security import AuthenticationFailed
     from kafkad.protocol.errors import KafkaError, Malformed
 
@@ -166,6 +166,8 @@ def told(trouble: Exception) -> tuple[str, int]:
         case Closed():
             hint = "if its listener expects TLS or a login, --command-config names a file with the settings"
             return f"{trouble}; {hint}", 1
+        case NoTls():
+            return f"{trouble}; does its listener use TLS? --command-config names security.protocol", 1
         case Unreachable():
             return f"{trouble}; kafkad serve starts a broker, --bootstrap-server names another", 1
         case AuthenticationFailed():

@@ -31,6 +31,10 @@ class Closed(Unreachable):
     """The broker closed the connection instead of an answer, as it does if it expects TLS or a login."""
 
 
+class NoTls(Unreachable):
+    """The TLS handshake ended before it was complete, as it does if the broker's listener has no TLS."""
+
+
 class Connection:
     """A TCP connection that knows the broker's API versions. Raise Unreachable for every network error, and
     for a peer that does not speak Kafka's protocol. Raise AuthenticationFailed if the login or the TLS
@@ -154,7 +158,7 @@ class Connection:
             self._socket = security.wrap(self._socket, host)
         except OSError as trouble:
             self.close()
-            raise Unreachable(f"no TLS with the broker on {self.address}: {trouble.strerror or trouble}")
+            raise NoTls(f"no TLS with the broker on {self.address}: {trouble.strerror or trouble}")
         except BaseException:
             self.close()
             raise

@@ -81,6 +81,9 @@ def test_passwords_in_ten_lines(tmp_path):
     with Broker(properties=properties) as broker:
         told = run(tmp_path, broker, block("docs/security.md", "cat > alice.properties <<'END'"))
         assert told.splitlines()[-1] == "hello"
+        (tmp_path / "tls.properties").write_text("security.protocol=SSL\n")
+        told = run(tmp_path, broker, "kafkad topics --list --command-config tls.properties 2>&1 || true")
+        assert "does its listener use TLS?" in told
 
 
 def test_tls_passwords_and_acls_in_ten_lines(tmp_path):

@@ -40,8 +40,8 @@ The column *effect* says what kafkad does with a key:
   default is allowed, and so are the values in the table at the end.
 
 Also refused: `listener.name.<listener>.<key>` if kafkad applies the key to all listeners alike, and TLS for
-the controller's listener of a node that is a cluster by itself. In a cluster: delegation tokens at a
-controller, and OAUTHBEARER and `ssl.cipher.suites` for its listeners.
+the controller's listener of a node that is a cluster by itself. In a cluster: `ssl.cipher.suites` for a
+controller's listener.
 
 The column *changes* says when a key can change: `read-only` keys at a restart; `per-broker` and
 `cluster-wide` keys while the broker runs, for one broker or for all of them (`kafka-configs --alter

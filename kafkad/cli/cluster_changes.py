@@ -90,7 +90,9 @@ def elect(
 @click.command(context_settings=CONTEXT)
 @click.argument("moves", nargs=-1, metavar="[TOPIC-PARTITION=ID,ID,...]...")
 @click.option("--cancel", multiple=True, metavar="TOPIC-PARTITION", help="Stop a move; may be repeated.")
-@click.option("--throttle", type=click.IntRange(1), metavar="BYTES", help="Bytes a second for each broker.")
+@click.option(
+    "--throttle", type=click.IntRange(1), metavar="BYTES", help="Limit of each broker, in bytes per second."
+)
 @click.option("--unthrottle", is_flag=True, help="Remove the throttles of all brokers and topics.")
 @server_options
 def reassign(
@@ -126,7 +128,7 @@ def reassign(
             if as_json:
                 show(("Type", "Name", "Deleted"), removed, as_json)
             else:
-                say("all throttles are removed")
+                say("Removed all throttles.")
             return
         if throttle:
             throttles.begin(cluster, throttle, {key: ids for key, ids in targets.items() if ids is not None})
@@ -159,8 +161,8 @@ def _show_moves(connection: Connection, as_json: bool) -> None:
 
 @click.command(context_settings=CONTEXT)
 @click.option("--set", "levels", multiple=True, metavar="NAME=LEVEL", help="Change a level; may be repeated.")
-@click.option("--downgrade", is_flag=True, help="The levels are lower than now; only where nothing is lost.")
-@click.option("--dry-run", is_flag=True, help="Only say whether it could be done.")
+@click.option("--downgrade", is_flag=True, help="Lower the levels. Refused if metadata would be lost.")
+@click.option("--dry-run", is_flag=True, help="Only check whether the change is possible.")
 @server_options
 def features(levels: tuple[str, ...], downgrade: bool, dry_run: bool, bootstrap: str, as_json: bool) -> None:
     """Show the feature levels of a cluster, or change some."""
@@ -198,7 +200,7 @@ def features(levels: tuple[str, ...], downgrade: bool, dry_run: bool, bootstrap:
     if as_json:
         show(("Feature", "Level"), [(name, int(level)) for name, level in wanted.items()], as_json)
     else:
-        say("it could be done" if dry_run else "done")
+        say("The change is possible." if dry_run else "Changed the feature levels.")
 
 
 @click.command(context_settings=CONTEXT)

@@ -16,14 +16,18 @@ COLUMNS = ("Broker", "Topic", "Partition", "Directory")
 @click.command(context_settings=CONTEXT)
 @click.argument("moves", nargs=-1, metavar="[TOPIC-PARTITION=DIRECTORY]...")
 @click.option(
-    "--broker", type=click.IntRange(0), metavar="ID", help="Of several brokers, the one that has them."
+    "--broker",
+    type=click.IntRange(0),
+    metavar="ID",
+    help="The broker that has the replicas, if there are several brokers.",
 )
 @server_options
 def move(moves: tuple[str, ...], broker: int | None, bootstrap: str, as_json: bool) -> None:
     """Move replicas to other log directories of their broker, or show the moves under way.
 
-    The directory is one of the broker's log.dirs. A move back to the old one ends a move. The broker's
-    replica.alter.log.dirs.io.max.bytes.per.second, which `kafkad configs` sets, limits all of them.
+    The directory is one of the broker's log.dirs. To cancel a move, move the replica to the directory in
+    which it is. The broker's replica.alter.log.dirs.io.max.bytes.per.second limits all moves together;
+    `kafkad configs` sets it.
 
     \b
       kafkad cluster move orders-0=/disk2/kafkad orders-1=/disk2/kafkad --broker 1

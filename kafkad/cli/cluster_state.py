@@ -136,7 +136,7 @@ def quorum(add: str | None, remove: str | None, bootstrap: str, as_json: bool) -
                 voter = (request.voter_id, uuid_text(request.voter_directory_id), add is not None)
                 show(("Node", "Directory", "Voter"), [voter], as_json)
             else:
-                say("done")
+                say(f"{'Added' if add is not None else 'Removed'} voter {request.voter_id}.")
             return
         cls = messages.DescribeQuorumRequest
         asked = [cls.Topics(topic_name=METADATA_TOPIC, partitions=[cls.Topics.Partitions()])]

@@ -26,7 +26,7 @@ ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STOP_S: Final = 60.0
 STOPPED: Final = (0, -signal.SIGTERM)  # the second: it had not begun to run
 HINT: Final = """
-  Its data and its logs are in {root}; the next start goes on with them. Ctrl-C stops it.
+  Its data and its logs are in {root}; the next start continues with them. Ctrl-C stops it.
   Try, in another terminal:
     export KAFKAD_BOOTSTRAP_SERVER={bootstrap}
     kafkad topics --create --topic greetings --partitions 3
@@ -46,7 +46,9 @@ class Interrupted(Exception):
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--nodes", type=click.IntRange(2, 15), default=3, show_default=True, help="Number of nodes.")
-@click.option("--data-dir", metavar="D", default="kafkad-cluster", show_default=True, help="Of all nodes.")
+@click.option(
+    "--data-dir", metavar="D", default="kafkad-cluster", show_default=True, help="Directory of all nodes."
+)
 @click.option(
     "--port",
     type=click.IntRange(1, 65000),
@@ -69,9 +71,9 @@ def command(nodes: int, data_dir: str, port: int, workers: int, override: tuple[
 
     Each node is a process of its own, broker and controller, and listens on 127.0.0.1 only. Topics have three
     replicas by default. Each node has a directory in the data directory, with its server.properties, data and
-    log (stderr). The next start goes on with the same data and ports.
+    log (stderr). The next start continues with the same data and ports.
 
-    While it runs it reads commands, one a line: kill N, stop N, start N, status.
+    While it runs it reads commands, one per line: kill N, stop N, start N, status.
 
     \b
       kafkad dev

@@ -28,7 +28,7 @@ from kafkad.cli.exits import (
 COMMANDS = {
     "serve": ("kafkad.cli.serve", "Run a broker."),
     "dev": ("kafkad.cli.dev", "Run a cluster of several nodes on this machine, for development."),
-    "format": ("kafkad.cli.format", "Make the data directories of a node of a cluster ready."),
+    "format": ("kafkad.cli.format", "Format the data directories of a cluster node."),
     "topics": ("kafkad.cli.topics", "Create, list, describe, alter and delete topics."),
     "configs": ("kafkad.cli.configs", "Describe and alter the configuration of topics, brokers, groups."),
     "groups": ("kafkad.cli.groups", "List, describe, delete and reset consumer groups."),

@@ -23,7 +23,7 @@ DEFAULT: Final = "SCRAM-SHA-512"
 @click.option("--user", help="The user's name.")
 @click.option(
     "--mechanism", "mechanisms", multiple=True, type=click.Choice(MECHANISMS, case_sensitive=False),
-    help=f"Of the login. Default: {DEFAULT}; to remove, all.",
+    help=f"The login's mechanism. Default: {DEFAULT}; with --remove: all.",
 )  # fmt: skip
 @click.option("--iterations", type=click.IntRange(4096, 16384), help="Default: 4096.")
 @server_options

@@ -183,7 +183,7 @@ _ignored(
     """,
 )
 _ignored(
-    "a node gets its next token when 80% of the lifetime of the last one are over",
+    "a node gets its next token after 80% of the lifetime of the last one",
     """
     sasl.login.refresh.buffer.seconds sasl.login.refresh.min.period.seconds
     sasl.login.refresh.window.factor sasl.login.refresh.window.jitter
@@ -237,7 +237,7 @@ _ignored(
     "kafkad does not log which events of the controller are slow",
     "controller.performance.always.log.threshold.ms controller.performance.sample.period.ms",
 )
-_ignored("each request to a controller has a time of its own", "controller.socket.timeout.ms")
+_ignored("each request to a controller has its own time-out", "controller.socket.timeout.ms")
 _ignored("a start may take as long as the recovery of its logs", "server.max.startup.time.ms")
 _ignored_alone(
     "the controller quorum has one voter",

@@ -233,7 +233,11 @@ def takeovers(kind: str, partitions: int, rounds: int) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.failover", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.failover",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-kafka", action="store_true", help="kafkad alone")
     parser.add_argument("--no-kafkad", action="store_true", help="JVM Kafka alone")

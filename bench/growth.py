@@ -123,7 +123,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.growth", description=__doc__.splitlines()[0])
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--scale", type=float, default=1.0, help="times each kind's N")
     parser.add_argument("--rounds", type=int, default=3)

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+BUILD_SECONDS = 3600  # of the source distribution; ten minutes are too few on a busy machine
 UNIT_TESTS = ("test_crc32c.py", "test_batch.py", "test_protocol_codec.py")
 STARTS_PYTHON = "not importing_reads_no_schema"  # the program that it starts would not be emulated
 READY_SECONDS = 15
@@ -71,8 +72,8 @@ class Venv(Environment):
         path = {"PATH": os.environ["PATH"]} if compiler else {}
         self.variables = {**kept("SSL_CERT_FILE", "HOME"), **path}
 
-    def install(self, *packages: str) -> None:
-        self.run("-m", "pip", "install", "--quiet", *packages)
+    def install(self, *packages: str, timeout: float = 600) -> None:
+        self.run("-m", "pip", "install", "--quiet", *packages, timeout=timeout)
 
 
 class Unpacked(Environment):
@@ -175,14 +176,15 @@ def serve_and_use(environment: Environment, directory: Path) -> float:
 def try_file(path: Path, directory: Path) -> str:
     """Test a file, and return a short summary. Raises Failed."""
     if path.name.endswith(".tar.gz"):
-        environment: Environment = Venv(directory / "venv", compiler=True)
+        builder = Venv(directory / "venv", compiler=True)
         begun = time.monotonic()
-        environment.install(str(path))
+        builder.install(str(path), timeout=BUILD_SECONDS)
         installed = time.monotonic() - begun
-        return f"built in {installed:.0f} s, ready in {serve_and_use(environment, directory):.2f} s"
+        return f"built in {installed:.0f} s, ready in {serve_and_use(builder, directory):.2f} s"
     python, platform = path.stem.split("-")[2], path.stem.split("-")[4]
     target = Target(f"3.{python[3:]}", platform.removeprefix("manylinux_2_28_"))
     foreign = target.machine != os.uname().machine
+    environment: Environment
     if foreign:
         environment = Emulated(directory, target)
     elif target.minor == f"{sys.version_info[0]}.{sys.version_info[1]}":

@@ -33,14 +33,14 @@ def metadata(bootstrap: str, as_json: bool) -> None:
     with connected(bootstrap) as cluster:
         told = cluster.refresh(None)
         partitions = sum(len(topic.partitions) for topic in told.topics)
+        brokers = sorted(told.brokers, key=lambda b: b.node_id)
         if as_json:
             print_json(
                 {
                     "cluster_id": told.cluster_id,
                     "controller_id": told.controller_id,
                     "brokers": [
-                        {"broker": b.node_id, "host": b.host, "port": b.port, "rack": b.rack}
-                        for b in told.brokers
+                        {"broker": b.node_id, "host": b.host, "port": b.port, "rack": b.rack} for b in brokers
                     ],
                     "topics": len(told.topics),
                     "partitions": partitions,
@@ -49,7 +49,7 @@ def metadata(bootstrap: str, as_json: bool) -> None:
             return
         sizes = f"{counted(len(told.topics), 'topic')}, {counted(partitions, 'partition')}"
         print(f"Cluster {told.cluster_id}: {sizes}")
-        rows = [(b.node_id, b.host, b.port, b.rack, b.node_id == told.controller_id) for b in told.brokers]
+        rows = [(b.node_id, b.host, b.port, b.rack, b.node_id == told.controller_id) for b in brokers]
         show(("Broker", "Host", "Port", "Rack", "Controller"), rows, False)
 
 

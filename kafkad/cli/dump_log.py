@@ -206,7 +206,7 @@ def rows_of(
         for line in path.read_text(errors="backslashreplace").splitlines():
             yield {"kind": "line", "line": line}
     else:
-        yield {"kind": "trouble", "trouble": "this is no file of Kafka's that is known here"}
+        yield {"kind": "trouble", "trouble": "this is no kind of Kafka file that dump-log can print"}
 
 
 # -- segments and metadata snapshots -----------------------------------------------------------------------

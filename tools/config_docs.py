@@ -37,11 +37,15 @@ The column *effect* says what kafkad does with a key:
 - in a cluster: A node of a cluster acts on the key. For a broker that is its own controller it is ignored.
 - **refused**: The key asks for something that kafkad does not have. The start ends with an error message that
   names the key, the value and what to do. A change while the broker runs is refused with INVALID_CONFIG. The
-  default is allowed, and so are the values in the table at the end.
+  default is allowed. If the column says *with exceptions*, the values in the table of
+  [refused keys](#refused-and-ignored-keys) are allowed, too.
 
 Also refused: `listener.name.<listener>.<key>` if kafkad applies the key to all listeners alike, and TLS for
 the controller's listener of a node that is a cluster by itself. In a cluster: `ssl.cipher.suites` for a
 controller's listener.
+
+The authorizer has two keys that are in no table: `super.users` and `allow.everyone.if.no.acl.found`
+([security.md](security.md#acls)).
 
 The column *changes* says when a key can change: `read-only` keys at a restart; `per-broker` and
 `cluster-wide` keys while the broker runs, for one broker or for all of them (`kafka-configs --alter
@@ -106,7 +110,10 @@ def table(keys: Mapping[str, Key], of_broker: bool) -> str:
 
 def effect(key: Key) -> str:
     shown = "in a cluster" if key.name in OF_A_CLUSTER else key.treatment.effect.value
-    return f"**{shown}**" if key.treatment.effect is Effect.REFUSED else shown
+    if key.treatment.effect is not Effect.REFUSED:
+        return shown
+    what = OF.get(key.name)
+    return f"**{shown}**, with exceptions" if what is not None and what.allowed else f"**{shown}**"
 
 
 def code(text: str | None) -> str:

@@ -346,6 +346,7 @@ class OffsetReader:
         patience = int(given) / 1000 if given else API_TIMEOUT_S if self.driver.reached else FIRST_TIMEOUT_S
         deadline = time.monotonic() + patience
         left, lost = self.options.retries, False
+        logged = ""  # a broker that is away would repeat the same warning every second
         while True:
             try:
                 done = attempt()
@@ -356,7 +357,7 @@ class OffsetReader:
                 if left <= 0 or not trouble.retriable:
                     raise
                 left -= 1
-                log.warning("asking for offsets again: %s", trouble)
+                logged = _log_again(trouble, logged)
             except Unreachable as trouble:
                 self.cluster.forget()
                 if self.driver.reached and not lost:
@@ -364,11 +365,19 @@ class OffsetReader:
                     continue
                 if time.monotonic() > deadline:
                     raise
-                log.warning("asking for offsets again: %s", trouble)
+                logged = _log_again(trouble, logged)
             except BaseException:
                 self.cluster.forget()  # there may be unread answers
                 raise
             time.sleep(self.options.retry_pause_s)
+
+
+def _log_again(trouble: Exception, logged: str) -> str:
+    """Log that offsets are requested again, unless this was the last message. Return the message."""
+    message = str(trouble)
+    if message != logged:
+        log.warning("asking for offsets again: %s", message)
+    return message
 
 
 def internal(topic: Any) -> bool:

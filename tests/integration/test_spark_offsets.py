@@ -194,8 +194,10 @@ def test_a_checkpoint_of_something_else_is_refused(broker, topic):
     assert "is not of format kafkad or kafka" in str(refused.value)
 
 
-def test_an_address_where_nobody_is_is_told(broker, monkeypatch):
-    monkeypatch.setattr("kafkad.spark.offsets.FIRST_TIMEOUT_S", 0.0)
+def test_an_address_where_nobody_is_is_told(broker, monkeypatch, caplog):
+    monkeypatch.setattr("kafkad.spark.offsets.FIRST_TIMEOUT_S", 0.5)
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "fetchOffset.retryIntervalMs": 100}
     with pytest.raises(Exception) as told:
-        plan(broker, **{"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"})
+        plan(broker, **options, subscribe="t")
     assert "no broker answers on 127.0.0.1:1" in str(told.value)
+    assert [record.message for record in caplog.records] == [f"asking for offsets again: {told.value}"]

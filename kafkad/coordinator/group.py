@@ -694,12 +694,16 @@ class ClassicGroup:
     def close(self, code: int) -> None:
         """Drop the group: answer every parked request with `code`, and cancel all timers."""
         self._move_to(State.DEAD)
-        self.cancel_timers()
-        self._join_timer.end()
-        self._sync_timer.end()
+        self.end_timers()
         for member in list(self.members.values()):
             self._answer_join(member, join_error(code, member.member_id))
             self._answer_sync(member, messages.SyncGroupResponse(error_code=code))
+
+    def end_timers(self) -> None:
+        """Cancel all timers for good. A group that is dropped needs it: see Deadline.end."""
+        self.cancel_timers()
+        self._join_timer.end()
+        self._sync_timer.end()
 
     def cancel_timers(self) -> None:
         self._join_timer.cancel()

@@ -280,6 +280,8 @@ class Shard:
                 del self._leaving[group.group_id]
             if code:
                 self.groups.setdefault(group.group_id, group)
+            if self.groups.get(group.group_id) is not group:
+                group.end_timers()
 
         del self.groups[group.group_id]
         self._leaving.setdefault(group.group_id, group)
@@ -424,6 +426,7 @@ class Shard:
                 and not (made.members or made.pending_join or self.keys_on_their_way(group_id))
             ):
                 del self.groups[group_id]
+                made.end_timers()
                 self._unseen.discard(made)
 
         return group, settled

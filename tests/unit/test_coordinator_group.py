@@ -790,6 +790,33 @@ def test_what_a_partition_held_is_given_back_without_the_collector():
         gc.enable()
 
 
+def test_a_deleted_group_is_given_back_without_the_collector():
+    world = play(
+        """
+        join A
+          A: MEMBER_ID_REQUIRED
+        join A
+        tick 3000
+          A: joined 1 as leader, members A
+        sync A A=t0
+          A: assigned t0
+        commit A t_0=1
+          A: NONE
+        leave A
+          A: left, NONE
+        """
+    )
+    group = weakref.ref(world.group)
+    gc.collect()
+    gc.disable()
+    try:
+        world.delete()
+        assert world.take_heard() == ["deleted: NONE"]
+        assert group() is None
+    finally:
+        gc.enable()
+
+
 def test_the_timers_of_a_partition_that_left_do_nothing():
     world = play(STABLE_PAIR)
     shard = world.shard

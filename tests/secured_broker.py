@@ -41,8 +41,8 @@ class SecuredBroker:
     def __init__(self, kind: str, here: Path) -> None:
         here.mkdir(parents=True)
         self.stores = make_stores(here)
-        self.sasl, self.tls, plain = (f"127.0.0.1:{free_port()}" for _ in range(3))
-        listeners = f"SASL_SSL://{self.sasl},SSL://{self.tls},PLAINTEXT://{plain}"
+        self.sasl, self.tls, self.plain = (f"127.0.0.1:{free_port()}" for _ in range(3))
+        listeners = f"SASL_SSL://{self.sasl},SSL://{self.tls},PLAINTEXT://{self.plain}"
         protocols = "SASL_SSL:SASL_SSL,SSL:SSL,PLAINTEXT:PLAINTEXT"
         config: dict[str, object] = {
             **TEST_CONFIG,

@@ -2,10 +2,18 @@
 
 Every heartbeat and commit moves the end of its session. A move only changes a number. The timer fires at its
 old time, notices that it is early, and is set again. So a busy group needs one timer per session timeout
-instead of one per request."""
+instead of one per request.
 
+A function that fails is logged and called again after AGAIN_MS, like Kafka's timers of a coordinator. Only
+an AssertionError ends the worker."""
+
+import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
+
+logger = logging.getLogger(__name__)
+
+AGAIN_MS: Final = 5_000
 
 
 class Handle(Protocol):
@@ -64,5 +72,12 @@ class Deadline:
         remaining_ms = self._at_ms - timers.monotonic_ms()
         if remaining_ms > 0:
             self._look_after(remaining_ms, timers)
-        else:
+            return
+        try:
             self._function()
+        except AssertionError:
+            raise
+        except Exception:
+            logger.exception("a timer failed, it is tried again in %d ms", AGAIN_MS)
+            if self._timers is not None:
+                self.set(AGAIN_MS)

@@ -117,9 +117,12 @@ class GroupCoordinator:
         meanwhile."""
         self.run(shard, shard.load_steps(), done)
 
-    def refuse_load(self, shard: Shard, why: Malformed) -> None:
+    def refuse_load(self, shard: Shard, why: Exception) -> None:
         logger.error(
-            "__consumer_offsets-%d cannot be loaded, its groups are not served: %s", shard.index, why
+            "__consumer_offsets-%d cannot be loaded, its groups are not served: %s",
+            shard.index,
+            why,
+            exc_info=None if isinstance(why, Malformed) else why,
         )
         if self.shards.get(shard.index) is shard:
             self.unload(shard.index)

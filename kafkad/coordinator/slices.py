@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kafkad.protocol.errors import Malformed
-
 if TYPE_CHECKING:
     from kafkad.coordinator.deadline import Handle
     from kafkad.coordinator.ports import Clock, Scheduler
@@ -80,7 +78,7 @@ class Closable(Protocol):
 def until_closed(
     shard: Closable,
     steps: Iterator[None],
-    refuse: Callable[[Malformed], None],
+    refuse: Callable[[Exception], None],
     done: Callable[[], object] | None,
 ) -> Iterator[None]:
     """Do the work of a shard until it is done or the shard is closed, then call `done`. `refuse` is called
@@ -89,7 +87,9 @@ def until_closed(
     try:
         while not shard.closed and next(steps, end) is not end:
             yield
-    except Malformed as lie:
-        refuse(lie)
+    except (AssertionError, MemoryError):
+        raise
+    except Exception as trouble:  # Malformed, or a record that nobody has foreseen
+        refuse(trouble)
     if done is not None:
         done()

@@ -133,11 +133,13 @@ class TransactionCoordinator:
         case, also when it is unloaded meanwhile."""
         self.run(shard, shard.load_steps(), done)
 
-    def refuse_load(self, shard: TransactionShard, why: Malformed) -> None:
+    def refuse_load(self, shard: TransactionShard, why: Exception) -> None:
         logger.error(
             "__transaction_state-%d cannot be loaded, its transactional ids are not served: %s",
-            shard.index, why,
-        )  # fmt: skip
+            shard.index,
+            why,
+            exc_info=None if isinstance(why, Malformed) else why,
+        )
         if self.shards.get(shard.index) is shard:
             self.unload(shard.index)
 

@@ -5,10 +5,12 @@ its principal, the end of its session, and the pause before a refused client is 
 slows down who guesses passwords (connection.failed.authentication.delay.ms).
 
 What takes long in a login runs in a thread of the lane `login`: a connection has one such piece of work at a
-time, and a frame that comes meanwhile closes it."""
+time, and a frame that comes meanwhile closes it.
+
+A login that fails in an unforeseen way ends its connection and nothing else, also by an AssertionError: it
+has no state that others use."""
 
 import errno
-import logging
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +19,7 @@ from typing import Any, Final
 from kafkad._native.serving.connection import Connection
 from kafkad.api import versions
 from kafkad.api.context import RequestContext, Services
+from kafkad.clock import Clock
 from kafkad.protocol import codec
 from kafkad.security.certificates import subject_of
 from kafkad.security.delegation import TokenLogins
@@ -26,10 +29,9 @@ from kafkad.security.mechanisms import SCRAM_HASHES, SCRAM_TYPES, Credential, Me
 from kafkad.security.oauthbearer import OAUTHBEARER, Jwks, OAuthBearer, Validator
 from kafkad.security.principal_rules import principal_rules
 from kafkad.security.sasl import API_VERSIONS, SASL_HANDSHAKE, Answer, Authenticator, Settings, State
+from kafkad.server.failures import REASON_MAX, Failures
 from kafkad.server.kerberos import gssapi_of
 from kafkad.server.oauth_keys import OAuthKeySets
-
-logger = logging.getLogger("kafkad")
 
 PHASE_HANDSHAKE: Final = 0
 PHASE_AUTHENTICATING: Final = 1
@@ -77,12 +79,20 @@ class CertificateNames:
     def __init__(self, config: Any, endpoints: Iterable[Any] | None = None) -> None:
         """`endpoints`: other ones than those that serve clients."""
         self._rules = principal_rules(config, endpoints)
+        self._failures = Failures(Clock().monotonic_ms)
 
     def __call__(self, connection: Any, certificate: bytes) -> None:
-        """Raise ValueError if the rules give the client no name; then the connection is closed."""
-        if connection.phase == PHASE_READY:
+        """Raise ValueError if the client gets no name; then the connection is closed."""
+        if connection.phase != PHASE_READY:
+            return
+        try:
             name = self._rules[connection.listener].name_of(subject_of(certificate))
-            connection.principal = f"User:{name}"
+        except ValueError:
+            raise
+        except Exception as trouble:
+            self._failures.log(trouble, "a certificate from %s could not be read", connection.peer_host)
+            raise ValueError(f"its certificate could not be read: {trouble!r}"[:REASON_MAX]) from trouble
+        connection.principal = f"User:{name}"
 
 
 class Authentication:
@@ -109,6 +119,7 @@ class Authentication:
             os.urandom,
         )
         config = services.config
+        self._failures = Failures(services.clock.monotonic_ms)
         self._delay_ms: int = config.connection_failed_authentication_delay_ms
         self._listeners = {
             name: Settings({it: self._maker(it, found) for it in found.mechanisms}, found.max_reauth_ms)
@@ -173,6 +184,14 @@ class Authentication:
         return True
 
     def __call__(self, connection: Connection, request_id: int, frame: bytes) -> None:
+        try:
+            self._serve(connection, request_id, frame)
+        except MemoryError:
+            connection.close("no memory was left for its login")
+        except Exception as trouble:
+            self._failures.close(connection, "a login", trouble)
+
+    def _serve(self, connection: Connection, request_id: int, frame: bytes) -> None:
         session = connection.state
         if not isinstance(session, Session):
             session = connection.state = Session(Authenticator(self._listeners[connection.listener]))
@@ -215,8 +234,7 @@ class Authentication:
             if connection.closed:
                 return
             if trouble is not None:
-                logger.error("a login could not be checked", exc_info=trouble)
-                connection.close(f"its login could not be checked: {trouble!r}")
+                self._failures.close(connection, "a login", trouble)
                 return
             self(connection, request_id, frame)
 

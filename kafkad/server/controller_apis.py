@@ -261,12 +261,9 @@ class ControllerDispatcher(Dispatcher):
             if self.authentication is not None and self.authentication.takes(connection, frame):
                 return bytes(await connection.exchange(self.authentication, frame))
             return await self._answer_of(connection, frame)
-        except MemoryError:
-            connection.close("no memory was left for its request")
+        except Exception as trouble:
+            self._failed_outside(connection, trouble, "request")
             return None
-        except AssertionError as broken:
-            self.fatal(broken)
-            raise
 
     async def _answer_of(self, connection: Any, frame: bytes) -> bytes | None:
         key = int.from_bytes(frame[0:2], "big", signed=True)
@@ -308,8 +305,8 @@ class ControllerDispatcher(Dispatcher):
             return None
         try:
             return await self._encoded(response, context)
-        except (ValueError, TypeError, AttributeError, OverflowError):
-            logger.exception("a response of %s v%d does not encode", api.name, version)
+        except (ValueError, TypeError, AttributeError, OverflowError) as trouble:
+            self.failures.log(trouble, "a response of %s v%d does not encode", api.name, version)
             return None
 
     def _older_api_versions(self, connection: Any, frame: bytes) -> bytes | None:
@@ -348,6 +345,11 @@ class ControllerDispatcher(Dispatcher):
             answer = await self._inside(context.connection, request)
         except KafkaError as trouble:
             return messages.EnvelopeResponse(error_code=trouble.code)
+        except (AssertionError, MemoryError):
+            raise
+        except Exception as trouble:  # the connection is that of a broker, for all its clients
+            self.failures.log(trouble, "a forwarded request from %s failed", context.client_host)
+            return messages.EnvelopeResponse(error_code=errors.UNKNOWN_SERVER_ERROR)
         return messages.EnvelopeResponse(response_data=answer)
 
     async def _inside(self, connection: Any, request: Any) -> bytes:
@@ -384,7 +386,7 @@ class ControllerDispatcher(Dispatcher):
         try:
             return await self._encoded(response, context)
         except (ValueError, TypeError, AttributeError, OverflowError) as trouble:
-            logger.exception("a forwarded response of %s v%d does not encode", api.name, version)
+            self.failures.log(trouble, "a forwarded response of %s v%d does not encode", api.name, version)
             raise KafkaError(errors.UNKNOWN_SERVER_ERROR) from trouble
 
 

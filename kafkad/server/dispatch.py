@@ -4,7 +4,8 @@ Rule 1: bytes that do not parse, an unknown key or an unserved version close the
 and no answer. The one exception is ApiVersions of an unknown version (KIP-511).
 
 Rule 2: once parsed, every request gets exactly one answer. An unexpected exception of a handler is logged and
-becomes an error response of that API.
+becomes an error response of that API. Any other one, here, closes the connection (server/failures). Only an
+AssertionError ends the worker.
 
 Rule 3: a handler that waits delays its own connection only; the reactor keeps the order of the answers.
 
@@ -36,6 +37,7 @@ from kafkad.protocol.errors import KafkaError, Malformed, Meaningless
 from kafkad.security.authorizer import Subject
 from kafkad.server.authentication import Authentication, is_by_token
 from kafkad.server.error_response import error_response
+from kafkad.server.failures import Failures
 from kafkad.server.guard import admit, finish
 from kafkad.server.routing import HELD, Router
 from kafkad.server.throttling import pause_of, timed, with_pause
@@ -74,6 +76,7 @@ class Dispatcher:
         self.table = table
         self.fatal = fatal
         self.turns = turns
+        self.failures = Failures(services.clock.monotonic_ms)
         self.router = None if services.peers is None else Router(services, table, self._execute, turns)
         self._tasks: set[asyncio.Task[None]] = set()
         self._wide_bytes = 0  # of frames that are being served
@@ -82,11 +85,18 @@ class Dispatcher:
     def __call__(self, connection: Connection, request_id: int, frame: bytes) -> None:
         try:
             self._dispatch(connection, request_id, frame)
-        except AssertionError as broken:
-            self.fatal(broken)
-            raise
-        except MemoryError:
-            connection.close("no memory was left for its request")
+        except Exception as trouble:
+            self._failed_outside(connection, trouble, "request")
+
+    def _failed_outside(self, connection: Any, trouble: Exception, what: str) -> None:
+        """Close the connection after an exception of this module, not of a handler."""
+        if isinstance(trouble, AssertionError):
+            self.fatal(trouble)
+            raise trouble
+        if isinstance(trouble, MemoryError):
+            connection.close(f"no memory was left for its {what}")
+        else:
+            self.failures.close(connection, "a request", trouble)
 
     def _dispatch(self, connection: Connection, request_id: int, frame: bytes) -> None:
         if self.authentication is not None and self.authentication.takes(connection, frame):
@@ -182,7 +192,11 @@ class Dispatcher:
 
     def _begin(self, connection: Connection, steps: Steps) -> None:
         """Run `steps`, which serve a request of `connection` completely."""
-        ending = self._run(connection, steps)
+        try:
+            ending = self._run(connection, steps)
+        except Exception as trouble:
+            self._failed_outside(connection, trouble, "request")
+            return
         if inspect.isawaitable(ending):
             self._keep(self._guarded(connection, ending))
 
@@ -198,11 +212,8 @@ class Dispatcher:
     async def _guarded(self, connection: Connection, ending: Awaitable[None]) -> None:
         try:
             await ending
-        except MemoryError:
-            connection.close("no memory was left for its request")
-        except Exception as broken:
-            self.fatal(broken)
-            raise
+        except Exception as trouble:
+            self._failed_outside(connection, trouble, "request")
 
     def _execute(self, api: Api, context: RequestContext, request: Any) -> Any:
         """Return the handler's response or an awaitable of it. Exceptions become an error response, or None
@@ -274,8 +285,8 @@ class Dispatcher:
     async def _finish(self, context: RequestContext, request_id: int, answer: Awaitable[Any]) -> None:
         try:
             self._respond(context, request_id, await answer)
-        except MemoryError:
-            _own(context).close("no memory was left for the response")
+        except Exception as trouble:
+            self._failed_outside(_own(context), trouble, "response")
 
     async def _finish_in_steps(
         self, context: RequestContext, request_id: int, waiting: Awaitable[Any], held: list[Any], size: int
@@ -300,8 +311,8 @@ class Dispatcher:
             )
             return _no_response()
         if not isinstance(trouble, KafkaError):
-            logger.error(
-                "%s v%d from %s failed", api.name, context.version, context.client_host, exc_info=trouble
+            self.failures.log(
+                trouble, "%s v%d from %s failed", api.name, context.version, context.client_host
             )
         message = trouble.message if isinstance(trouble, KafkaError) else None
         return error_response(api.key, context.version, request, code_of(trouble), message)
@@ -358,8 +369,8 @@ class Dispatcher:
         yield from codec.free_in_steps(held)
 
     def _not_encoded(self, context: RequestContext, trouble: Exception) -> None:
-        logger.error(
-            "a response of API %d v%d does not encode", context.api_key, context.version, exc_info=trouble
+        self.failures.log(
+            trouble, "a response of API %d v%d does not encode", context.api_key, context.version
         )
         _own(context).close("the response could not be encoded")
 

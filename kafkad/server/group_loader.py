@@ -69,7 +69,7 @@ class Coordinator(Protocol[Loaded]):
     def shards(self) -> Container[int]: ...  # by partition: loaded or loading
     def begin_load(self, partition: int) -> Loaded: ...
     def end_load(self, shard: Loaded, done: Callable[[], object] | None = None) -> None: ...
-    def refuse_load(self, shard: Loaded, why: Malformed) -> None: ...
+    def refuse_load(self, shard: Loaded, why: Exception) -> None: ...
     def unload(self, partition: int) -> None: ...
 
 
@@ -252,10 +252,12 @@ class GroupLoader(Generic[Loaded]):
         self._room -= files.size
         try:
             files.feed(shard.replay, AT_ONCE)
-        except Malformed as lie:
-            self._groups.refuse_load(shard, lie)
-        except OSError as trouble:
+        except (OSError, MemoryError) as trouble:
             self._put_aside(shard, files, trouble)
+        except AssertionError:
+            raise
+        except Exception as trouble:  # Malformed, or a record that nobody has foreseen
+            self._groups.refuse_load(shard, trouble)
         else:
             self._groups.end_load(shard)
 
@@ -278,14 +280,14 @@ class GroupLoader(Generic[Loaded]):
         shard, files = self._queue[0]
         if shard.closed and isinstance(trouble, (Malformed, OSError, MemoryError)):
             self._go_on()  # a follower's log may be cut while it is read
-        elif isinstance(trouble, Malformed):
-            self._groups.refuse_load(shard, trouble)
-            self._go_on()
         elif isinstance(trouble, FileNotFoundError) and not shard.closed and files.skip_deleted():
             self._read()
         elif isinstance(trouble, (OSError, MemoryError)):
             self._put_aside(shard, files, trouble)
             self._go_on(loaded=False)
+        elif isinstance(trouble, Exception) and not isinstance(trouble, AssertionError):
+            self._groups.refuse_load(shard, trouble)
+            self._go_on()
         elif trouble is not None:
             raise trouble
         elif files.ended:

@@ -4,6 +4,7 @@ import asyncio
 import random
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.records import read_batches
 from kafkad.raft.observer import TOPIC
 from tests.controller_process import ControllerQuorum
+from tests.faults import Faults
 from tests.registrations import registration
 
 QUICK = {
@@ -230,7 +232,16 @@ def test_bytes_that_are_no_request_close_the_connection_and_nothing_else(tmp_pat
     assert "Vote version 99 is not served" in log
 
 
-def test_envelopes_that_lie_are_answered_with_an_error(tmp_path):
+def test_envelopes_that_lie_are_answered_with_an_error(tmp_path, monkeypatch):
+    points = (
+        "kafkad.server.controller_apis:says",
+        "kafkad.server.controller_apis:_host",
+        "kafkad.server.controller_apis:is_by_token",
+        "kafkad.protocol.codec:encode_response_in_steps",
+    )
+    faults = Faults(tmp_path / "faults", points)
+    for key, value in faults.env.items():
+        monkeypatch.setenv(key, value)
     chance = random.Random(7)
     principal = b"\0\0" + codec.encode(messages.DefaultPrincipalData(type="User", name="a"), 0)
     topics = messages.CreateTopicsRequest(topics=[], timeout_ms=100)
@@ -268,6 +279,13 @@ def test_envelopes_that_lie_are_answered_with_an_error(tmp_path):
             )
             await quorum.ask(100, envelope(frame))
         assert await quorum.leader() == 100
+        for name in points:  # failures that nobody has foreseen: an error, or the end of that connection
+            with faults.failing(name):
+                for request in (envelope(whole), topics, registration(9, 1)):
+                    with suppress(Unreachable):
+                        await quorum.ask(100, request)
+        assert await quorum.leader() == 100
+        assert (await quorum.ask(100, envelope(whole))).error_code == 0
 
     with ControllerQuorum(tmp_path, 1, QUICK) as quorum:
         asyncio.run(run(quorum))

@@ -1,4 +1,6 @@
 """A shortage costs one request or one connection, at worst one worker that comes back; never the broker.
+An exception that nobody has foreseen, in the code for one client, costs that client its request or its
+connection, and no worker.
 
 What serving needs from files beside the data is there before the first connection, so that a broker at its
 descriptor limit answers requests of any kind."""
@@ -6,12 +8,12 @@ descriptor limit answers requests of any kind."""
 import os
 import resource
 import socket
+import ssl
 import threading
 import time
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 import psutil
 import pytest
@@ -21,11 +23,13 @@ from kafkad.api.table import ROWS
 from kafkad.protocol import errors, messages, records
 from kafkad.testing import Broker, BrokerFailed
 from tests.clients import python_path, wait_until
+from tests.faults import OBSERVED, Faults
 from tests.integration.test_workers import MARK, read_values, retried
+from tests.secured_broker import SecuredBroker
 from tests.small_disk import small_disk as small_file_system
+from tests.tls_wire import TlsWire, trusting
 from tests.wire import Wire, batch, create_topic, produce, produce_request
 
-OBSERVED = Path(__file__).parent.parent / "observed"
 PARTITIONS = 4
 NAME = "named"  # what all requests of `every_request` are about: a topic, a group, a member
 
@@ -402,3 +406,122 @@ def test_a_worker_that_finds_itself_wrong_is_restarted(tmp_path):
         assert "died 2 times in a row; next start in 0.1 s" in broker.log
         assert broker.stop() == 0, broker.log
         assert (broker.data_dir / MARK).exists()
+
+
+# -- exceptions that nobody has foreseen -------------------------------------------------------------------
+
+POINTS = (
+    "kafkad.security.sasl:Authenticator.frame",
+    "kafkad.server.authentication:Authentication.takes",
+    "kafkad.server.authentication:Authentication._fail",
+    "kafkad.server.authentication:subject_of",
+    "kafkad.protocol.codec:decode_request",
+    "kafkad.protocol.codec:decode_request_in_steps",
+    "kafkad.protocol.codec:encode_narrow_response",
+    "kafkad.server.dispatch:_context",
+    "kafkad.server.dispatch:pause_of",
+    "kafkad.server.guard:Gate.split",
+    "kafkad.security.authorizer:Subject.may",
+    "kafkad.security.authorizer:Authorizer.subject",
+    "kafkad.server.client_quotas:FollowedQuotas.resolve",
+    "kafkad.coordinator.runtime:GroupCoordinator.join",
+    "kafkad.coordinator.runtime:GroupCoordinator.heartbeat",
+    "kafkad.coordinator.runtime:GroupCoordinator.commit_steps",
+    "kafkad.coordinator.group:ClassicGroup.expire_pending_sync",
+    "kafkad.coordinator.transactions:TransactionCoordinator.init_producer_id",
+    "kafkad.controller.controller:Controller.create_topics",
+    "kafkad.coordinator.runtime:GroupCoordinator.heartbeat kafkad.server.dispatch:error_response",
+)
+BETWEEN_WORKERS = (
+    "kafkad.server.routing:Router.route",
+    "kafkad.server.routing:Router._forwarded",
+    "kafkad.server.routing:unpack",
+)
+
+
+def asked(make, request, version):
+    """The answer to the request on a new connection; None if the broker closes it instead."""
+    try:
+        with make() as wire:
+            return wire.ask(request, version)
+    except (ConnectionError, ssl.SSLError):
+        return None
+
+
+def requests_of_clients(topic):
+    """(request, version) of each kind of work: native, here, in another worker, in the controller."""
+    fetched = messages.FetchRequest.Topics
+    fetch = messages.FetchRequest(
+        max_wait_ms=0,
+        max_bytes=1 << 20,
+        topics=[fetched(topic=topic, partitions=[fetched.Partitions(partition=0, partition_max_bytes=1000)])],
+    )
+    created = messages.CreateTopicsRequest.Topics(name="made", num_partitions=1, replication_factor=1)
+    yield produce_request(topic, batch(b"a record")), 9
+    yield fetch, 11
+    yield messages.MetadataRequest(topics=None), 9
+    yield messages.CreateTopicsRequest(topics=[created], timeout_ms=10_000), 7
+    yield messages.MetadataRequest(topics=[messages.MetadataRequest.Topics(name="n" * 20_000)]), 9
+    for name in ("a", "b", "c"):  # on all workers
+        protocol = messages.JoinGroupRequest.Protocols(name="range", metadata=b"")
+        yield (
+            messages.JoinGroupRequest(
+                group_id=f"group {name}",
+                session_timeout_ms=6_000,
+                rebalance_timeout_ms=100,
+                protocol_type="consumer",
+                protocols=[protocol],
+            ),
+            3,
+        )
+        yield messages.HeartbeatRequest(group_id=f"group {name}", generation_id=1, member_id="m"), 3
+        committed = messages.OffsetCommitRequest.Topics(name=topic)
+        committed.partitions = [committed.Partitions(partition_index=0, committed_offset=1)]
+        yield messages.OffsetCommitRequest(group_id=f"other {name}", topics=[committed]), 7
+        yield (
+            messages.InitProducerIdRequest(transactional_id=f"id {name}", transaction_timeout_ms=60_000),
+            4,
+        )
+
+
+@pytest.mark.parametrize("kind", ["kafkad", "kafkad-2"])
+def test_an_exception_in_the_code_for_one_client_ends_no_worker(tmp_path, kind):
+    points = POINTS if kind == "kafkad" else POINTS + BETWEEN_WORKERS
+    faults = Faults(tmp_path / "faults", points)
+    secured = SecuredBroker(kind, tmp_path / "broker")
+    secured.broker.env |= faults.env
+    with secured:
+        broker, trust = secured.broker, trusting(secured.stores, "client")
+        plain = secured.plain
+        port, certified = (int(each.rpartition(":")[2]) for each in (secured.sasl, secured.tls))
+        secured.topic("kept", PARTITIONS)
+        quota = messages.AlterClientQuotasRequest.Entries
+        limited = quota(
+            entity=[quota.Entity(entity_type="client-id", entity_name=None)],
+            ops=[quota.Ops(key=key, value=1e9) for key in ("producer_byte_rate", "consumer_byte_rate")],
+        )
+        with Wire(plain) as wire:
+            assert (
+                wire.ask(messages.AlterClientQuotasRequest(entries=[limited]), 1).entries[0].error_code == 0
+            )
+        requests = list(requests_of_clients("kept"))
+        for kind_of_key in (0, 1):
+            find = messages.FindCoordinatorRequest(key_type=kind_of_key, coordinator_keys=["a"])
+            wait_until(lambda f=find: not asked(partial(Wire, plain), f, 4).coordinators[0].error_code)
+        for request, version in requests:  # all are served, and the groups and ids are there
+            answer = asked(partial(Wire, plain), request, version)
+            code = getattr(answer, "error_code", 0)
+            assert answer is not None and code in (0, errors.UNKNOWN_MEMBER_ID), (request, answer)
+        pids = broker.worker_pids
+        for name in points:
+            with faults.failing(name):
+                for request, version in requests:
+                    asked(partial(Wire, plain), request, version)
+                asked(partial(TlsWire, port, trust), messages.SaslHandshakeRequest(mechanism="PLAIN"), 1)
+                asked(partial(TlsWire, port, trust), messages.SaslHandshakeRequest(mechanism="NONE"), 1)
+                asked(partial(TlsWire, certified, trust), messages.MetadataRequest(topics=None), 9)
+            assert broker.running and broker.worker_pids == pids, f"{name}\n{broker.log[-3000:]}"
+        for request, version in requests:
+            assert asked(partial(Wire, plain), request, version) is not None, request
+        assert broker.worker_pids == pids
+        assert broker.log.count("Traceback") < 3 * len(points), "a traceback is logged once in a while"

@@ -6,7 +6,11 @@ started when the broker has forked its workers, or at once when it has none (KAF
 
 KAFKAD_WATCHED=<directory>: from the moment that the file `now` is in that directory, each process writes
 there, into a file named after its pid, every module that it imports and every file and library that
-Python opens."""
+Python opens.
+
+KAFKAD_FAULTS=<directory>: functions of kafkad that fail. The file `points` in that directory names them, one
+a line: `module:function` or `module:Class.method`. A function raises RuntimeError while the directory has a
+file of its name, and notes that by a letter in `<name>.failed`."""
 
 import json
 import os
@@ -57,9 +61,37 @@ def watch(directory: str) -> None:
     sys.addaudithook(note)
 
 
+def fail(directory: str) -> None:
+    import functools
+    import importlib
+    from typing import Any
+
+    def failing(name: str, function: Any) -> Any:
+        @functools.wraps(function)
+        def called(*args: object, **kwargs: object) -> object:
+            if os.path.exists(f"{directory}/{name}"):
+                with open(f"{directory}/{name}.failed", "a") as noted:
+                    noted.write("x")
+                raise RuntimeError(f"{name} fails")
+            return function(*args, **kwargs)
+
+        return called
+
+    with open(f"{directory}/points") as points:
+        for name in points.read().split():
+            module, _, path = name.partition(":")
+            owner: Any = importlib.import_module(module)
+            *classes, last = path.split(".")
+            for each in classes:
+                owner = getattr(owner, each)
+            setattr(owner, last, failing(name, getattr(owner, last)))
+
+
 if os.environ.get("KAFKAD_OBSERVED") == "1":
     observe()
 elif "KAFKAD_OBSERVED" in os.environ:
     os.register_at_fork(after_in_child=observe)
 if "KAFKAD_WATCHED" in os.environ:
     watch(os.environ["KAFKAD_WATCHED"])
+if "KAFKAD_FAULTS" in os.environ:
+    fail(os.environ["KAFKAD_FAULTS"])

@@ -2,6 +2,7 @@
 
 import base64
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 from kafkad.client.security import scram_conversation
 from kafkad.config.broker import BrokerConfig
@@ -19,6 +20,7 @@ class Connection:
     def __init__(self) -> None:
         self.state, self.phase, self.listener = None, 0, LISTENER
         self.closed, self.answers, self.reason = False, [], None
+        self.peer_host = "127.0.0.1"
 
     def respond(self, request_id, frame):
         self.answers.append(bytes(frame))
@@ -145,4 +147,21 @@ def test_work_that_fails_closes_the_connection():
     authentication(connection, 2, first)
     _, callback = scheduler.waiting.pop()
     callback(ValueError("no memory"))
-    assert connection.closed and "could not be checked" in connection.reason
+    assert connection.closed and connection.reason == "a login failed: ValueError('no memory')"
+
+
+def test_a_login_that_nobody_has_foreseen_closes_its_connection(monkeypatch, caplog):
+    """Also an AssertionError: a login has no state that others use."""
+    authentication, _ = broker()
+
+    kinds = (KeyError("x" * 10_000), AssertionError(), RecursionError())
+    for trouble in kinds:
+        fail = Mock(side_effect=trouble)
+        monkeypatch.setattr("kafkad.security.sasl.Authenticator.frame", fail)
+        for _ in range(10):
+            connection = Connection()
+            authentication(connection, 1, handshake())
+            assert connection.closed and not connection.answers and len(connection.reason) <= 200
+    assert len(caplog.records) == len(kinds), "a line for each place and kind, not for each client"
+    monkeypatch.undo()
+    assert begun(authentication)[0].answers

@@ -273,6 +273,7 @@ cdef void core_wake(Core* core) noexcept nogil                     # makes the l
 cdef void core_read_clocks(Core* core) noexcept nogil               # at the start of a round
 cdef int64_t clock_us() noexcept nogil                              # monotonic
 cdef void core_fatal(Core* core) noexcept                          # a Python exception that must not be swallowed
+cdef void core_failed(Core* core, str what) noexcept               # one that costs a client its request at most
 
 # -- slots. `slot_open` starts an answer and writes its header; `slot_finish` makes it ready to send.
 cdef Slot* slot_open(Conn* conn, int16_t api_key, int16_t api_version, int32_t correlation_id) noexcept nogil

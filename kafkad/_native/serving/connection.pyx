@@ -159,6 +159,13 @@ cdef void core_fatal(Core* core) noexcept:
     (<object>core.reactor).fatal(sys.exc_info()[1])
 
 
+cdef void core_failed(Core* core, str what) noexcept:
+    """Call in an except block, if the work for one client can go on without the result: logs the exception. An
+    AssertionError ends the worker."""
+    import sys
+    (<object>core.reactor).failed(sys.exc_info()[1], what)
+
+
 # -- slots -------------------------------------------------------------------------------------------------
 
 cdef Slot* slot_open(Conn* conn, int16_t api_key, int16_t api_version, int32_t correlation_id) noexcept nogil:

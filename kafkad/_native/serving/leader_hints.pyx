@@ -12,7 +12,7 @@ from libc.stdlib cimport calloc, free, qsort, realloc
 from libc.string cimport memcpy, memmove
 
 from kafkad._native.log.partition cimport Partition
-from kafkad._native.serving.connection cimport Conn, core_fatal, Slot, slot_extend
+from kafkad._native.serving.connection cimport Conn, core_failed, Slot, slot_extend
 from kafkad._native.serving.fetch_state cimport Fetching
 from kafkad._native.serving.partition_table cimport Entry, TopicKey, key_new, key_release
 from kafkad._native.serving.topic_rights cimport may_topic
@@ -63,7 +63,7 @@ cdef bint ask_elsewhere(Fetching self, const void* topic, int32_t name_size, int
             leader_id[0], leader_epoch[0] = found
         return found is not None
     except BaseException:
-        core_fatal(self.core)
+        core_failed(self.core, "looking up the leader of a partition")
         return False
 
 
@@ -80,7 +80,7 @@ cdef TopicKey* ask_key(Fetching self, const uint8_t* id) noexcept:
     try:
         name = self.name_elsewhere(PyBytes_FromStringAndSize(<const char*>id, TOPIC_ID_SIZE))
     except BaseException:
-        core_fatal(self.core)
+        core_failed(self.core, "looking up the leader of a partition")
         return NULL
     if name is None:
         return NULL

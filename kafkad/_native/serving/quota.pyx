@@ -28,7 +28,7 @@ from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from kafkad._native.serving.connection cimport (
-    Charge, Conn, Connection, Core, Slot, Timer, conn_handle, conn_run, conn_touch, core_fatal, core_wake)
+    Charge, Conn, Connection, Core, Slot, Timer, conn_handle, conn_run, conn_touch, core_failed, core_wake)
 from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.shared.quota_table cimport QuotaTable, table_claim, table_holds, table_record, table_total
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK, put_i32
@@ -115,7 +115,7 @@ cdef void resolve(Conn* conn, Quotas* quotas, int kind, const uint8_t* client, i
             charge.row = table_claim(<QuotaTable>quotas.table, charge.key, conn.core.monotonic_ms)
             charge.claimed_ms = conn.core.monotonic_ms
     except BaseException:
-        core_fatal(conn.core)
+        core_failed(conn.core, "looking up the quota of a client")
 
 
 cdef int64_t quota_take(Core* core, Charge* charge, double amount) noexcept nogil:

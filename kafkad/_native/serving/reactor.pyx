@@ -60,6 +60,9 @@ cdef void wake_core(void* context) noexcept nogil:
     if not core.polling:
         core_wake(core)
 
+cdef enum:
+    FAILED_MS = 30_000
+
 
 cdef class Reactor(Rounds):
     """See kafkad/_native/serving/reactor.pyi for the arguments and methods."""
@@ -237,6 +240,14 @@ cdef class Reactor(Rounds):
             self.log.critical("a callback of the reactor failed", exc_info=error)
             os.abort()
         self.on_fatal(error)
+
+    def failed(self, error, what):
+        """Log an exception that concerns one client, at most once in FAILED_MS: the client may repeat it."""
+        if isinstance(error, AssertionError) or not isinstance(error, Exception):
+            self.fatal(error)
+        elif self.failed_ms == 0 or self.core.monotonic_ms - self.failed_ms >= FAILED_MS:
+            self.failed_ms = self.core.monotonic_ms
+            self.log.error("%s failed", what, exc_info=error)
 
     # -- turns
 

@@ -21,7 +21,7 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
-from kafkad._native.serving.connection cimport Conn, Connection, Core, conn_handle, core_fatal
+from kafkad._native.serving.connection cimport Conn, Connection, Core, conn_handle, core_failed
 from kafkad._native.serving.partition_table cimport PartitionTable, TopicKey, key_release, key_retain
 
 cdef enum:
@@ -97,7 +97,7 @@ cdef void find_rights(Core* core, Conn* conn) noexcept:
         Py_INCREF(rights)
         conn.rights = <PyObject*>rights
     except BaseException:
-        core_fatal(core)
+        core_failed(core, "checking the rights of a client")
 
 
 # -- topics ------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ cdef bint ask_topic(Core* core, Conn* conn, TopicKey* key, const char* name, siz
             if cell is not NULL:
                 cell.known |= <uint8_t>(known | (known << 1 if allowed else 0))
     except BaseException:
-        core_fatal(core)
+        core_failed(core, "checking the rights of a client")
     return allowed
 
 
@@ -198,7 +198,7 @@ cdef bint ask_transactional_id(Core* core, Conn* conn, const uint8_t* name, size
         text = (<const char*>name)[:size].decode("utf-8", "replace")
         allowed = (<SubjectRights>conn.rights).subject.may(RIGHT_WRITE, TRANSACTIONAL_ID, text, "Produce")
     except BaseException:
-        core_fatal(core)
+        core_failed(core, "checking the rights of a client")
     return allowed
 
 
@@ -215,5 +215,5 @@ cdef bint ask_cluster(Core* core, Conn* conn) noexcept:
     try:
         allowed = (<SubjectRights>conn.rights).subject.may_cluster(CLUSTER_ACTION, "Fetch")
     except BaseException:
-        core_fatal(core)
+        core_failed(core, "checking the rights of a client")
     return allowed

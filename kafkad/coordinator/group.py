@@ -39,6 +39,7 @@ NO_LEADER = ""
 
 # A new member cannot heartbeat yet, and its client may be gone while its join is parked.
 NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
+POSTPONED_MS_MIN = 1_000  # between two looks whether anybody has joined; a rebalance timeout may be 1 ms
 
 REQUIRES_MEMBER_ID_FROM = 4  # JoinGroup: KIP-394
 SKIPS_ASSIGNMENT_FROM = 9  # JoinGroup: the answer tells a returning static leader that it is the leader
@@ -550,7 +551,7 @@ class ClassicGroup:
 
         if self.members and not self._elect_joined_leader():
             logger.warning("group %s: nobody joined in time, waiting for sessions to end", self.group_id)
-            self._join_timer.set(self.rebalance_timeout_ms())
+            self._join_timer.set(max(self.rebalance_timeout_ms(), POSTPONED_MS_MIN))
             return
 
         self.generation += 1

@@ -586,6 +586,16 @@ def test_a_static_member_does_not_lose_its_place_by_missing_a_rebalance():
     )
 
 
+def test_a_short_rebalance_timeout_does_not_keep_the_coordinator_busy(caplog):
+    """Only static members are left, and none has joined: that lasts until their sessions end."""
+    world = play(STATIC_PAIR)
+    for member in world.group.members.values():
+        member.rebalance_timeout_ms = 1
+    world.group._prepare_rebalance("a test")
+    world.scheduler.advance(9_000)
+    assert sum("nobody joined in time" in line for line in caplog.messages) in (9, 10)
+
+
 def test_an_administrator_removes_a_static_member_by_its_instance():
     world = play(STATIC_PAIR)
     play(

@@ -14,10 +14,12 @@ KerberosRule, KerberosName.)"""
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 from kafkad.security import java_regex
 from kafkad.security.mechanisms import Later, Refused
+from kafkad.security.time_limit import TooLong, at_most
 
 GSSAPI: Final = "GSSAPI"
 MODULE: Final = "com.sun.security.auth.module.Krb5LoginModule"
@@ -28,6 +30,9 @@ _RULE: Final = re.compile(
 )
 _PARAMETER: Final = re.compile(r"([^$]*)(?:\$([0-9]*))?")
 _EVERY: Final = "g"
+RULES_S: Final = 0.05  # for a principal; some expressions need for ever for some texts (security/time_limit)
+PRINCIPALS_KEPT: Final = 1024
+SHOWN: Final = 1_000  # characters of a principal in an error message
 
 
 class Context(Protocol):
@@ -52,6 +57,7 @@ class Gssapi:
         self._offered = False
         self._result: bytes | Refused | None = None  # of the work in the thread
         self._finished = False
+        self._peer = ""  # the principal that the client has proved
         self.done = False
         self.user = ""
         self.lifetime_ms: int | None = None  # Kafka ignores the ticket's lifetime
@@ -63,8 +69,17 @@ class Gssapi:
             raise Later(lambda: self._work(token))
         if isinstance(result, Refused):
             raise result
+        if self._finished:
+            self.user = self._named(self._peer)
         self.done = self._finished
         return result
+
+    def _named(self, principal: str) -> str:
+        """Return the short name. Here and not in the thread: the time limit works in the main thread only."""
+        try:
+            return self._name_of(principal)
+        except ValueError as none:
+            raise Refused(str(none)) from None
 
     def _work(self, token: bytes) -> None:
         """Runs in a thread."""
@@ -90,10 +105,7 @@ class Gssapi:
         if len(chosen) < 4 or chosen[0] != NO_LAYER:
             raise Refused("it chooses a layer of protection that was not offered")
         # An authorization id may follow. Kafka takes the principal that was proved, whatever it says.
-        try:
-            self.user = self._name_of(context.peer)
-        except ValueError as none:
-            raise Refused(str(none)) from None
+        self._peer = context.peer
         self._finished = True
         return b""
 
@@ -140,9 +152,29 @@ class ShortNames:
     def __init__(self, rules: Sequence[str], default_realm: str) -> None:
         self._rules = [_parsed(rule) for rule in rules]
         self._default_realm = default_realm
+        self._name_or_reason = lru_cache(PRINCIPALS_KEPT)(self._limited)
 
     def name_of(self, principal: str) -> str:
-        """Return the short name. Raises ValueError if no rule fits."""
+        """Return the short name. Raises ValueError if no rule fits, or the rules take too long."""
+        name, reason = self._name_or_reason(principal)
+        if reason is not None:
+            raise ValueError(reason)
+        return name
+
+    def _limited(self, principal: str) -> tuple[str, str | None]:
+        """Return the name, or why there is none: that is remembered, too."""
+        try:
+            with at_most(RULES_S):
+                return self._applied(principal), None
+        except TooLong:
+            return "", f"the rules {self._texts()} take more than {RULES_S:g} s for {principal[:SHOWN]}"
+        except ValueError as wrong:
+            return "", str(wrong)
+
+    def _texts(self) -> str:
+        return f"[{', '.join(rule.text for rule in self._rules)}]"
+
+    def _applied(self, principal: str) -> str:
         found = _NAME.fullmatch(principal)
         if found is None:
             if "@" in principal:
@@ -154,8 +186,7 @@ class ShortNames:
             name = rule.apply(parts, self._default_realm)
             if name is not None:
                 return name
-        rules = ", ".join(rule.text for rule in self._rules)
-        raise ValueError(f"No rules apply to {principal}, rules [{rules}]")
+        raise ValueError(f"No rules apply to {principal[:SHOWN]}, rules {self._texts()}")
 
 
 def _parsed(text: str) -> Rule:

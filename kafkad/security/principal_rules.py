@@ -6,7 +6,10 @@ The key may have the prefix listener.name.<listener>. The first rule whose regul
 whole subject determines the name: every match is replaced, then the text is changed to lower (L) or upper
 case (U). DEFAULT is the subject itself. If no rule matches, the connection is refused. Regular expressions
 are Java's, and so are `$` and `\\` in a replacement; a `$` with a number that is not a group's stands for
-itself. (SslPrincipalMapper, KIP-371.)"""
+itself. (SslPrincipalMapper, KIP-371.)
+
+The rules get RULES_S for a subject, then the client is refused: some expressions need for ever for some texts
+(security/time_limit). In Kafka such a client holds a network thread for good."""
 
 import re
 from collections.abc import Iterable
@@ -15,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from kafkad.config.definition import ConfigError
 from kafkad.security import java_regex
+from kafkad.security.time_limit import TooLong, at_most
 
 RULES: Final = "ssl.principal.mapping.rules"
 _ANY: Final = r"[^\n\r\x85\u2028\u2029]"  # Java's dot
@@ -23,6 +27,8 @@ _RULE: Final = rf"(DEFAULT)|RULE:{_PART}/{_PART}/([LU]?){_ANY}*?|({_ANY}*?)"
 _REFERENCE: Final = re.compile(r"\$(\d+)", re.ASCII)
 _BLANKS: Final = "".join(map(chr, range(33)))
 SUBJECTS_KEPT: Final = 1024
+RULES_S: Final = 0.05
+SHOWN: Final = 1_000  # characters of a subject in an error message
 
 
 class Rule(NamedTuple):
@@ -47,16 +53,29 @@ class PrincipalRules:
     def __init__(self, text: str) -> None:
         self._text = text
         self._rules = [rule for part in _split(text) if (rule := _parsed(part)) is not None]
-        self.name_of = lru_cache(SUBJECTS_KEPT)(self._name_of)
+        self._name_or_reason = lru_cache(SUBJECTS_KEPT)(self._applied)
 
-    def _name_of(self, subject: str) -> str:
+    def name_of(self, subject: str) -> str:
         """Return the name for a certificate's subject, as Java prints it. Raises ValueError if no rule
-        matches."""
-        for rule in self._rules:
-            name = rule.apply(subject)
-            if name is not None:
-                return name
-        raise ValueError(f"No rules apply to {subject}, rules {self._text}")
+        matches, or takes too long."""
+        name, reason = self._name_or_reason(subject)
+        if reason is not None:
+            raise ValueError(reason)
+        return name
+
+    def _applied(self, subject: str) -> tuple[str, str | None]:
+        """Return the name, or why there is none: that is remembered, too."""
+        try:
+            with at_most(RULES_S):
+                for rule in self._rules:
+                    name = rule.apply(subject)
+                    if name is not None:
+                        return name, None
+        except TooLong:
+            return "", f"the rules {self._text} take more than {RULES_S:g} s for {subject[:SHOWN]}"
+        except ValueError as wrong:
+            return "", str(wrong)
+        return "", f"No rules apply to {subject[:SHOWN]}, rules {self._text}"
 
 
 def principal_rules(config: Any, endpoints: Iterable[Any] | None = None) -> dict[str, PrincipalRules]:

@@ -1,5 +1,7 @@
 """Short names of Kerberos principals, by Kafka's rules."""
 
+import time
+
 import pytest
 
 from kafkad.client.security import Security
@@ -110,3 +112,12 @@ def test_without_the_package_it_says_what_to_install(monkeypatch):
         sasl_listeners(config)
     with pytest.raises(ValueError, match=r"GSSAPI needs .* 'kafkad\[gssapi\]'"):
         Security.of({"security.protocol": "SASL_PLAINTEXT"})
+
+
+def test_an_expression_that_does_not_end_refuses_the_client_in_time():
+    names = ShortNames(["RULE:[1:$1](.*)s/^(a+)+$/x/", "DEFAULT"], REALM)
+    assert names.name_of(f"aa@{REALM}") == "x"
+    begun = time.monotonic()
+    with pytest.raises(ValueError, match=r"take more than 0\.05 s"):
+        names.name_of(f"{'a' * 64}!@{REALM}")
+    assert time.monotonic() - begun < 5

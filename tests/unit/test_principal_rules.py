@@ -1,5 +1,7 @@
 """ssl.principal.mapping.rules. What is expected here is what Kafka 4.3.1's SslPrincipalMapper answers."""
 
+import time
+
 import pytest
 
 from kafkad.config.broker import BrokerConfig
@@ -105,3 +107,19 @@ def test_wrong_rules_end_the_start():
         ConfigError, match=r"ssl.principal.mapping.rules of listener SSL: Invalid rule: `default`"
     ):
         principal_rules(config(**{"ssl.principal.mapping.rules": "default"}))
+
+
+@pytest.mark.parametrize("rule", ["RULE:^CN=(a+)+$/$1/, DEFAULT", "RULE:^CN=(.*)*(.*)*(.*)*b$/$1/, DEFAULT"])
+def test_an_expression_that_does_not_end_refuses_the_client_in_time(rule):
+    """`re` goes back for ever, and holds the loop: every other client would wait."""
+    rules, subject = PrincipalRules(rule), f"CN={'a' * 64}!"
+    begun = time.monotonic()
+    with pytest.raises(ValueError, match=r"take more than 0\.05 s for CN=aaa"):
+        rules.name_of(subject)
+    assert time.monotonic() - begun < 5
+    begun = time.thread_time()
+    with pytest.raises(ValueError, match="take more than"):
+        rules.name_of(subject)  # it costs that once
+    assert time.thread_time() - begun < 0.05
+    assert rules.name_of("CN=b") in ("CN=b", "")
+    time.sleep(0.15)  # no signal comes later

@@ -5,8 +5,10 @@
 A Subject is a principal at a host. Its rights hold until the ACLs change (`Authorizer.version`).
 
 The audit log is Kafka's logger `kafka.authorizer.logger`, with Kafka's text: denials at INFO, permissions at
-DEBUG. The same line is written once a minute; the next one has the number of repetitions. Otherwise a client
-could fill the log by repeating a request that is denied."""
+DEBUG. The same line is written once a minute; the next one has the number of repetitions. A subject gets at
+most DENIALS_MAX lines a minute: the last of them says so, and the first of a later minute has the number of
+those that were left out. Otherwise a client could fill the log by requests that are denied. The lines about
+other subjects are complete, so nobody can hide another one's."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -26,6 +28,7 @@ SUBJECTS_MAX: Final = 10_000  # kept in memory
 RIGHTS_MAX: Final = 100_000  # kept in memory
 REPEATED_AFTER_MS: Final = 60_000
 REMEMBERED_LINES: Final = 10_000
+DENIALS_MAX: Final = 1_000
 REMEMBERED_NAME: Final = 255  # characters; of a longer name the hash is remembered
 
 
@@ -134,6 +137,9 @@ class Authorizer:
         self._rights: dict[tuple[str, str, int, int], Rights] = {}
         self._on_any: dict[tuple[str, str, int, int], bool] = {}
         self._written: dict[tuple[object, ...], tuple[int, int]] = {}  # time, and repetitions since
+        self._denials: dict[
+            tuple[str, str], tuple[int, int]
+        ] = {}  # of a subject: a minute's begin, and number
 
     def change(self, added: Iterable[Acl], removed: Iterable[Acl]) -> None:
         for acl in removed:
@@ -188,6 +194,8 @@ class Authorizer:
         if before is not None and now_ms - before[0] < REPEATED_AFTER_MS:
             self._written[line] = before[0], before[1] + 1
             return
+        if not allowed and not self._has_room(subject, now_ms):
+            return
         if len(self._written) >= REMEMBERED_LINES:
             self._written.clear()
         self._written[line] = now_ms, 0
@@ -206,6 +214,25 @@ class Authorizer:
             self._rule(subject, operation, kind, name),
             again,
         )
+
+    def _has_room(self, subject: Subject, now_ms: int) -> bool:
+        """Count a line about a denial. Return whether it may be written."""
+        who = _printable(subject.principal[:REMEMBERED_NAME]), subject.host
+        begin_ms, number = self._denials.get(who, (now_ms, 0))
+        if now_ms - begin_ms >= REPEATED_AFTER_MS:
+            if number > DENIALS_MAX:
+                audit.info(
+                    "Principal = %s from host = %s: %d more denials in a minute were left out",
+                    *who,
+                    number - DENIALS_MAX,
+                )
+            begin_ms, number = now_ms, 0
+        if len(self._denials) >= SUBJECTS_MAX and who not in self._denials:
+            self._denials.clear()
+        self._denials[who] = begin_ms, number + 1
+        if number == DENIALS_MAX:
+            audit.info("Principal = %s from host = %s: further denials in this minute are left out", *who)
+        return number < DENIALS_MAX
 
     def _rule(self, subject: Subject, operation: int, kind: int, name: str) -> str:
         if subject.is_super:

@@ -8,6 +8,9 @@ Without the lock another worker could fill the room that one has found.
 
 A record is one line, and the stack of an exception behind it. Names that clients choose (users, mechanisms,
 client ids) are part of many records, and must not forge others or control a terminal: OneLine escapes them.
+Names may have 32,767 characters, and a client may make the broker log with every request. So that it does not
+fill the disk, OneLine leaves out the middle of a long message, and Spates most repetitions of the same
+message.
 """
 
 import fcntl
@@ -15,9 +18,18 @@ import logging
 import os
 import select
 import stat
+from typing import Any, Final
 
 PIPE_BUF = select.PIPE_BUF
 STDERR = 2
+
+HEAD_MAX: Final = 1_500  # characters of a message; names come first, the reason comes last
+TAIL_MAX: Final = 500
+BURST: Final = 1_000  # lines of one message
+LINES_PER_S: Final = 5
+MESSAGES_MAX: Final = 1_000  # remembered
+CONNECTIONS: Final = "kafkad.net"  # the first value of its messages is the client's host, which counts alone
+AUDIT: Final = "kafka.authorizer.logger"  # leaves out lines itself (security/authorizer)
 
 
 def open_standard_streams() -> None:
@@ -29,16 +41,58 @@ def open_standard_streams() -> None:
     os.close(fd)
 
 
+def shortened(text: str) -> str:
+    """Return a text without the middle, if it is long."""
+    left_out = len(text) - HEAD_MAX - TAIL_MAX
+    if left_out <= 0:
+        return text
+    return f"{text[:HEAD_MAX]} ... ({left_out} characters are left out) ... {text[-TAIL_MAX:]}"
+
+
 class OneLine(logging.Formatter):
-    """Escapes what is not printable in a message."""
+    """Escapes what is not printable in a message, and shortens it."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = shortened(record.message)
         if not record.message.isprintable():
             record.message = "".join(
                 it if it.isprintable() else it.encode("unicode_escape").decode("ascii")
                 for it in record.message
             )
         return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(map(shortened, super().formatException(ei).split("\n")))
+
+
+class Spates(logging.Filter):
+    """Lets through BURST lines of a message at once, and later LINES_PER_S. A message is known by its text
+    without the values. The next line that passes is followed by the number of those that did not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rooms: dict[object, tuple[float, float]] = {}  # by message: room for lines, at which time
+        self._left_out: dict[object, int] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name == AUDIT or record.levelno < logging.INFO:
+            return True  # what is below INFO, somebody has asked for
+        key: object = record.msg
+        if record.name == CONNECTIONS and isinstance(record.args, tuple) and record.args:
+            key = record.msg, record.args[0]
+        room, since = self._rooms.pop(key, (BURST, record.created))
+        room = min(room + max(record.created - since, 0.0) * LINES_PER_S, BURST)
+        passes = room >= 1
+        self._rooms[key] = room - passes, record.created  # the newest comes last
+        if not passes:
+            self._left_out[key] = self._left_out.get(key, 0) + 1
+        elif left_out := self._left_out.pop(key, 0):
+            record.msg = f"{record.msg} ({left_out} more lines like it were left out)"
+        if len(self._rooms) > MESSAGES_MAX:
+            oldest = next(iter(self._rooms))
+            del self._rooms[oldest]
+            self._left_out.pop(oldest, None)
+        return passes
 
 
 class StderrHandler(logging.Handler):
@@ -48,6 +102,7 @@ class StderrHandler(logging.Handler):
         """`shared`: with processes that are forked later."""
         super().__init__()
         self._turn = os.memfd_create("kafkad-stderr", os.MFD_CLOEXEC) if shared else -1
+        self.addFilter(Spates())
         self.fd = fd
         self.lost = 0
         self._cut = False  # in the middle of a line

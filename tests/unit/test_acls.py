@@ -17,6 +17,7 @@ from kafkad.security.acls import (
     Permission,
 )
 from kafkad.security.authorizer import (
+    DENIALS_MAX,
     REPEATED_AFTER_MS,
     Authorizer,
     all_operations,
@@ -269,6 +270,30 @@ def test_the_audit_log_is_kafkas_and_does_not_repeat_itself(caplog):
     assert subject.may(Operation.READ, Kind.TOPIC, "v", "Fetch")
     [allowed] = lines()
     assert "is Allowed operation = READ" in allowed
+
+
+def test_the_denials_of_one_subject_neither_fill_the_audit_log_nor_hide_those_of_another(caplog):
+    caplog.set_level(logging.INFO, "kafka.authorizer.logger")
+    now = [0]
+    authorizer = Authorizer((), False, lambda: now[0])
+    flooding, another = authorizer.subject(ALICE, HOST), authorizer.subject("User:bob", HOST)
+    for number in range(DENIALS_MAX + 500):
+        assert not flooding.may(Operation.READ, Kind.TOPIC, f"t{number}", "Fetch")
+    assert not another.may(Operation.READ, Kind.TOPIC, "t", "Fetch")
+    said = caplog.messages
+    assert len(said) == DENIALS_MAX + 2
+    assert said[-2] == (
+        "Principal = User:alice from host = 10.0.0.1: further denials in this minute are left out"
+    )
+    assert "User:bob" in said[-1]
+    caplog.clear()
+    now[0] = REPEATED_AFTER_MS
+    assert not flooding.may(Operation.READ, Kind.TOPIC, "later", "Fetch")
+    said = caplog.messages
+    assert said[0] == (
+        "Principal = User:alice from host = 10.0.0.1: 500 more denials in a minute were left out"
+    )
+    assert len(said) == 2 and "Topic:LITERAL:later" in said[1]
 
 
 def test_clients_whom_no_acl_names_share_their_rights():

@@ -1,7 +1,8 @@
-"""The names in a certificate: its subject, as Java's X500Principal prints it (RFC 2253), and its alternative
-names."""
+"""The contents of a certificate: its subject, as Java's X500Principal prints it (RFC 2253), its alternative
+names, and when it is valid."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Final
 
 KEYWORDS: Final = {
@@ -11,6 +12,7 @@ KEYWORDS: Final = {
 TEXTS: Final = {12: "utf-8", 19: "ascii", 20: "latin-1", 22: "ascii", 28: "utf-32-be", 30: "utf-16-be"}
 ALTERNATIVE_NAMES: Final = bytes.fromhex("55 1d 11")  # 2.5.29.17
 EXTENSIONS: Final = 0xA3
+UTC_TIME: Final = 23
 ESCAPED: Final = ',=+<>#;"\\'
 
 
@@ -22,6 +24,22 @@ def subject_of(certificate: bytes) -> str:
         for _, names in _elements(fields[4][1])
     ]
     return ",".join(reversed(names))
+
+
+def validity_of(certificate: bytes) -> tuple[datetime, datetime]:
+    """Return when it begins and ends to be valid. Raises ValueError if it is not a certificate."""
+    times = [_time(tag, content) for tag, content in _elements(_fields(certificate)[3][1])]
+    if len(times) != 2:
+        raise ValueError("this is no certificate: its validity is not two times")
+    return times[0], times[1]
+
+
+def _time(tag: int, content: bytes) -> datetime:
+    """Parse a UTCTime or a GeneralizedTime (RFC 5280, 4.1.2.5)."""
+    text = content.decode("ascii", "replace")
+    if tag == UTC_TIME:
+        text = ("19" if text[:2] >= "50" else "20") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
 
 
 def alternative_names_of(certificate: bytes) -> frozenset[tuple[int, bytes]]:

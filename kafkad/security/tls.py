@@ -12,12 +12,13 @@ A certificate can be replaced while the broker serves. `check_successor` checks 
 (SslFactory, DefaultSslEngineFactory, ChannelBuilders.)"""
 
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import Any, Final, NamedTuple, NoReturn
 
 from kafkad._native.serving.tls import VERSIONS, TlsContext, TlsError
 from kafkad.config.definition import ConfigError
 from kafkad.config.dynamic import SECURITY_KEYS
-from kafkad.security.certificates import alternative_names_of, subject_of
+from kafkad.security.certificates import alternative_names_of, subject_of, validity_of
 from kafkad.security.client_tls import python_server
 from kafkad.security.stores import (
     TYPES,
@@ -122,6 +123,23 @@ def own_values(config: Any, listener: str) -> tuple[Any, ...]:
 def store_paths(config: Any, listener: str) -> list[str]:
     """Return the paths of a listener's stores."""
     return [path for key in (KEY_STORE, TRUST_STORE) if (path := config.for_listener(listener, key))]
+
+
+def validity_trouble(stores: Stores, now: datetime) -> str | None:
+    """Return what is wrong with the time of a certificate of the keystore, or None. As in Java, the time of
+    one that is itself in the truststore does not matter."""
+    for certificate in stores.chain:
+        if certificate in stores.authorities:
+            continue
+        try:
+            begin, end = validity_of(certificate)
+        except ValueError:  # a time that OpenSSL understands, perhaps
+            continue
+        if now > end:
+            return f"the certificate of {subject_of(certificate)} has expired at {end:%Y-%m-%d %H:%M:%S} UTC"
+        if now < begin:
+            return f"the certificate of {subject_of(certificate)} is valid from {begin:%Y-%m-%d %H:%M:%S} UTC"
+    return None
 
 
 def check_successor(config: Any, listener: str, before: TlsListener, after: TlsListener) -> None:

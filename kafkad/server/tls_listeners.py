@@ -8,6 +8,9 @@ keep their certificate; new ones get the new one.
 A change is checked before it is written to the metadata log (`check`). If it cannot be used when it is
 applied, because the file has changed again, that is logged, and the previous certificate stays.
 
+A start with an expired certificate is refused for the listener between brokers, as in Kafka, and logged for
+the other ones.
+
 A controller's listener (`ControllerContext`) has no configuration that changes: it looks at its files at each
 new connection."""
 
@@ -15,6 +18,7 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Collection
+from datetime import UTC, datetime
 from typing import Any
 
 from kafkad._native.serving.tls import TlsContext
@@ -30,7 +34,9 @@ from kafkad.security.tls import (
     store_paths,
     tls_endpoints,
     tls_listener,
+    validity_trouble,
 )
+from kafkad.security.tls_trust import Stores
 
 logger = logging.getLogger("kafkad")
 
@@ -42,9 +48,17 @@ class TlsListeners:
     raises OSError."""
 
     def __init__(
-        self, config: BrokerConfig, secure: Callable[[str, TlsContext], None], read: Callable[[str], bytes]
+        self,
+        config: BrokerConfig,
+        secure: Callable[[str, TlsContext], None],
+        read: Callable[[str], bytes],
+        *,
+        refuses_expired: bool = True,
+        complains: bool = True,
     ) -> None:
-        """Load all stores. Raises ConfigError."""
+        """Load all stores. Raises ConfigError. `refuses_expired`: a worker that takes the place of a dead one
+        does not, because the others serve with the same certificate. `complains`: log an expired one, if it
+        is not refused."""
         self._secure = secure
         self._read = read
         self._seen: dict[str, Seen] = {}
@@ -53,11 +67,13 @@ class TlsListeners:
             name, seen = endpoint.listener, self._look(config, endpoint.listener)
             try:
                 first = tls_listener(config, endpoint, read)
+                check_validity(config, name, first.stores, refuses_expired, complains)
             except ConfigError as wrong:
                 if not config.dynamic_broker:
                     raise
                 logger.error("listener %s goes back to its static configuration: %s", name, wrong)
                 first = tls_listener(BrokerConfig(config.static), endpoint, read)
+                check_validity(config, name, first.stores, refuses_expired, complains)
             self._use(name, seen, first)
 
     def check(self, config: BrokerConfig, names: Collection[str]) -> None:
@@ -97,6 +113,20 @@ class TlsListeners:
         return own_values(config, name), tuple(map(stamp_of, store_paths(config, name)))
 
 
+def check_validity(
+    config: Any, listener: str, stores: Stores, refuses_expired: bool, complains: bool = True
+) -> None:
+    """Log a certificate that is not valid now. Raise ConfigError instead for the listener between brokers, if
+    `refuses_expired`. (SslFactory.configure, with keystoreVerifiableUsingTruststore.)"""
+    trouble = validity_trouble(stores, datetime.now(UTC))
+    if trouble is None:
+        return
+    if refuses_expired and listener == config.inter_broker_listener_name:
+        raise ConfigError(f"listener {listener} cannot be served, other brokers would refuse it: {trouble}")
+    if complains:
+        logger.error("clients will refuse listener %s: %s", listener, trouble)
+
+
 class ControllerContext(ssl.SSLContext):
     """What Python's ssl makes connections of a controller's listener by: each by the stores as they are."""
 
@@ -113,6 +143,7 @@ class ControllerContext(ssl.SSLContext):
         context._config, context._endpoint, context._read = config, endpoint, read
         context._seen = context._look()
         context._used = controller_listener(config, endpoint, read)
+        check_validity(config, endpoint.listener, context._used.stores, refuses_expired=False)
         return context
 
     def wrap_bio(self, *arguments: Any, **more: Any) -> ssl.SSLObject:

@@ -549,7 +549,14 @@ class Worker:
         )
         self._started("look-ups of hosts", self.host_limits.close)
         self.host_limits.set(config.host_connection_limits)
-        self.services.tls = TlsListeners(config, self.reactor.secure, read_bytes)
+        restarted = self.context is not None and self.context.restarted
+        self.services.tls = TlsListeners(
+            config,
+            self.reactor.secure,
+            read_bytes,
+            refuses_expired=not restarted,
+            complains=self.me == LEADER,
+        )
         self.reactor.on_certificate = CertificateNames(config)
         if self.authorizer is not None:
             self.reactor.authorize(self.authorizer)

@@ -18,7 +18,7 @@ from kafka import KafkaConsumer, KafkaProducer
 
 from bench.native import logins
 from kafkad.protocol import messages
-from kafkad.testing import Broker
+from kafkad.testing import Broker, BrokerFailed
 from tests.certificates import PASSWORD, make_stores, openssl
 from tests.clients import wait_until
 from tests.jvm import JvmKafka, free_port, run_tool
@@ -103,6 +103,59 @@ def jvm(tmp_path_factory, stores):
     kafka.properties.write_text("".join(f"{key}={value}\n" for key, value in kafka.config.items()))
     with kafka:
         yield kafka
+
+
+def expired(stores, between_brokers: str) -> dict[str, str]:
+    return {
+        "listener.security.protocol.map": "SSL:SSL,PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "inter.broker.listener.name": between_brokers,
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(stores / "expired.pem"),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(stores / "ca.pem"),
+    }
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_expired_certificate_between_brokers_is_refused_at_the_start(tmp_path, stores, workers):
+    """As in Kafka (the next test). With one for clients only it starts."""
+    ports = {name: free_port() for name in ("PLAINTEXT", "SSL")}
+    for between_brokers in ("SSL", "PLAINTEXT"):
+        given = {
+            "node.id": "1",
+            "process.roles": "broker,controller",
+            "log.dirs": str(tmp_path / "data"),
+            "listeners": ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items()),
+            **expired(stores, between_brokers),
+        }
+        properties = tmp_path / "server.properties"
+        properties.write_text("".join(f"{key}={value}\n" for key, value in given.items()))
+        broker = Broker(properties=properties, workers=workers)
+        if between_brokers == "SSL":
+            with pytest.raises(BrokerFailed) as failed:
+                broker.start()
+            said = "listener SSL cannot be served, other brokers would refuse it: the certificate of CN"
+            assert said in str(failed.value) and "Traceback" not in str(failed.value)
+            continue
+        with broker:
+            with Wire(f"127.0.0.1:{ports['PLAINTEXT']}") as wire:
+                assert wire.ask(messages.ApiVersionsRequest(), 0).error_code == 0
+            said = "clients will refuse listener SSL: the certificate of CN=expired has expired"
+            assert broker.log.count(said) == 1
+            assert attempt(stores, ports["SSL"]) == "refused"
+
+
+@pytest.mark.java
+def test_kafka_refuses_a_start_with_an_expired_certificate_between_brokers(tmp_path, stores):
+    kafka = JvmKafka(tmp_path / "jvm", config=expired(stores, "SSL"))
+    listener = f",SSL://127.0.0.1:{free_port()}"
+    for key in ("listeners", "advertised.listeners"):
+        kafka.config[key] += listener
+    kafka.properties.write_text("".join(f"{key}={value}\n" for key, value in kafka.config.items()))
+    with pytest.raises(
+        RuntimeError, match=r"can't connect to a server SSLEngine created with those settings"
+    ):
+        kafka.start()
 
 
 def attempt(stores, port: int, own: str | None = None, versions=()) -> str:

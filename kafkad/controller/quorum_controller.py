@@ -4,7 +4,7 @@ In addition to a Controller (topics, configurations, users, ACLs), it manages th
 heartbeats, ISRs, elections. It is active during the terms of its QuorumLog. As a standby, it raises
 NOT_CONTROLLER for every request, and keeps only the committed image.
 
-    a term begins    indexes are built from the head, and every broker that is not fenced gets a new session
+    a term begins    every broker that is not fenced gets a new session; the first plan builds the indexes
     records          indexes follow them
     it ends          indexes and heartbeats are dropped, with the head
 
@@ -60,10 +60,10 @@ class QuorumController(Controller):
 
     @property
     def is_active(self) -> bool:
-        return self._indexes is not None
+        return self._heartbeats is not None
 
     def _begin(self) -> None:
-        self._indexes = Indexes(self.head)
+        self._indexes = None  # the first plan that needs them builds them
         session_ms = self.config.broker_session_timeout_ms
         self._heartbeats = Heartbeats(self.head, session_ms, self._clock.monotonic_ms())
         self.unclean_wanted = True
@@ -85,11 +85,15 @@ class QuorumController(Controller):
                 return end.value
             yield
 
-    def _look(self) -> Head:
-        """Raise KafkaError(NOT_CONTROLLER) unless we are active."""
-        if self._indexes is None or self._heartbeats is None:
+    def _look(self) -> Generator[None, None, Head]:
+        """Return what a plan is made of. Raise KafkaError(NOT_CONTROLLER) unless we are active."""
+        if self._heartbeats is None:
             raise not_controller()
         image = self.head
+        if self._indexes is None:
+            indexes = Indexes()
+            yield from indexes.fill(image)
+            self._indexes = indexes
         settings = TopicSettings(image, self.config)
         return Head(image, settings, self._indexes, self._heartbeats, self._clock.monotonic_ms())
 
@@ -97,7 +101,7 @@ class QuorumController(Controller):
 
     def broker_registration(self, request: Any, version: int) -> Steps:
         """Return a BrokerRegistrationResponse. Raises KafkaError."""
-        head = self._look()
+        head = yield from self._look()
         epoch = self._raft.next_offset
         plan = yield from membership.plan_register(head, self.cluster_id, version, request, epoch)
         yield from self._append(plan.records, atomic=False)
@@ -119,7 +123,7 @@ class QuorumController(Controller):
 
     def broker_heartbeat(self, request: Any) -> Steps:
         """Return a BrokerHeartbeatResponse. Raises KafkaError."""
-        head = self._look()
+        head = yield from self._look()
         plan = yield from membership.plan_heartbeat(head, request)
         before = head.heartbeats.state(request.broker_id)
         yield from self._append(plan.records, atomic=False)
@@ -139,7 +143,7 @@ class QuorumController(Controller):
 
     def unregister_broker(self, request: Any) -> Steps:
         """Return an UnregisterBrokerResponse. Raises KafkaError."""
-        head = self._look()
+        head = yield from self._look()
         records = yield from membership.plan_unregister(head, request.broker_id)
         yield from self._append(records)
         head.heartbeats.remove(request.broker_id)
@@ -152,7 +156,7 @@ class QuorumController(Controller):
 
     def alter_partition(self, request: Any, version: int) -> Steps:
         """Return an AlterPartitionResponse. Raises KafkaError."""
-        head = self._look()
+        head = yield from self._look()
         records, response = yield from isr_changes.plan_alter_partition(
             head.image, head.settings, version, request
         )
@@ -161,14 +165,14 @@ class QuorumController(Controller):
 
     def assign_replicas_to_dirs(self, request: Any) -> Steps:
         """Return an AssignReplicasToDirsResponse. Raises KafkaError."""
-        head = self._look()
+        head = yield from self._look()
         records, response = yield from directories.plan_assign(head.image, head.settings, request)
         yield from self._append(records, atomic=False)
         return response
 
     def give_producer_ids(self, request: Any) -> Steps:
         """Return an AllocateProducerIdsResponse. Raises KafkaError."""
-        head = self._look()
+        head = yield from self._look()
         membership.check_epoch(head.image, request.broker_id, request.broker_epoch)
         record, first = producer_ids.plan_block(head.image, request.broker_id, request.broker_epoch)
         yield from self._append([record])
@@ -178,7 +182,7 @@ class QuorumController(Controller):
 
     def elect_leaders(self, request: Any, version: int) -> Steps:
         """Return an ElectLeadersResponse."""
-        head = self._look()
+        head = yield from self._look()
         records, response = yield from leadership.plan_elect_leaders(
             head.image, head.settings, version, request
         )
@@ -187,7 +191,7 @@ class QuorumController(Controller):
 
     def alter_partition_reassignments(self, request: Any) -> Steps:
         """Return an AlterPartitionReassignmentsResponse."""
-        head = self._look()
+        head = yield from self._look()
         records, response = yield from reassignments.plan_alter(head.image, head.settings, request)
         yield from self._append(records)
         return response
@@ -218,7 +222,7 @@ class QuorumController(Controller):
 
     def fence_stale(self) -> Steps:
         """Fence the broker whose session ended first. Return whether there was one."""
-        head = self._look()
+        head = yield from self._look()
         stale = head.heartbeats.expired(head.now_ms)
         if stale is None:
             return False
@@ -231,7 +235,7 @@ class QuorumController(Controller):
     def fence_dead(self, broker: BrokerKey, is_dead: Callable[[], bool]) -> Steps:
         """Fence this incarnation before its session ends, if it is still known to be dead. Return whether it
         was fenced."""
-        head = self._look()
+        head = yield from self._look()
         registered = head.image.brokers.get(broker[0])
         if registered is None or registered.epoch != broker[1] or not is_dead():
             return False
@@ -247,7 +251,7 @@ class QuorumController(Controller):
             if len(head.indexes.in_isr.get(broker_id, ())) > MANY:
                 records = yield from membership.plan_succession(head, broker_id)
                 yield from self._append(records, atomic=False)
-                head = self._look()
+                head = yield from self._look()
             records = yield from membership.plan_fence(head, broker_id)
             if records:
                 logger.warning("broker %d is fenced: %s", broker_id, reason)
@@ -264,7 +268,7 @@ class QuorumController(Controller):
 
     def balance(self) -> Steps:
         """Let preferred replicas lead again. Return whether there may be more to do."""
-        head = self._look()
+        head = yield from self._look()
         records, more = yield from leadership.plan_preferred(head.image, head.settings, head.indexes)
         yield from self._append(records, atomic=False)
         return more
@@ -272,7 +276,7 @@ class QuorumController(Controller):
     def elect_uncleanly(self) -> Steps:
         """Elect leaders for partitions without one, if unclean elections are allowed. Return whether there
         may be more to do."""
-        head = self._look()
+        head = yield from self._look()
         self.unclean_wanted = False
         records, more = yield from leadership.plan_unclean(head.image, head.settings, head.indexes)
         yield from self._append(records, atomic=False)
@@ -291,10 +295,12 @@ class QuorumController(Controller):
         try:
             yield from super()._append(records, atomic=atomic)
         except BaseException:
-            if self._indexes is not None and self.head is not before:
-                self._indexes = Indexes(self.head)  # a part of them is there
+            if self._heartbeats is None or self.head is not before:
+                self._indexes = None  # a part of the records may be there: they are built anew
             raise
         if self._indexes is not None:
-            self._indexes.follow(before, records, self.head)
+            indexes, self._indexes = self._indexes, None
+            yield from indexes.follow(before, records, self.head)
+            self._indexes = indexes
         if any(type(r) is messages.ConfigRecord and r.name == UNCLEAN_KEY for r in records):
             self.unclean_wanted = True

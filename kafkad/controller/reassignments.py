@@ -118,8 +118,8 @@ def _cancelled(
     )
 
 
-def ongoing(image: MetadataImage, request: Any) -> Any:
-    """Return a ListPartitionReassignmentsResponse"""
+def ongoing(image: MetadataImage, request: Any) -> Generator[None, None, Any]:
+    """Return a ListPartitionReassignmentsResponse, in steps."""
     cls = messages.ListPartitionReassignmentsResponse
     response = cls(error_message=None)
     wanted: Iterable[tuple[Topic | None, Iterable[int]]]
@@ -127,9 +127,13 @@ def ongoing(image: MetadataImage, request: Any) -> Any:
         wanted = ((topic, topic.partitions) for topic in image.topics.values())
     else:
         wanted = ((image.topics.get(each.name), each.partition_indexes) for each in request.topics)
+    number = 0
     for topic, indexes in wanted:
         rows = []
         for index in indexes if topic is not None else ():
+            number += 1
+            if number % STEP == 0:
+                yield
             state = topic.partitions.get(index) if topic is not None else None
             if state is not None and (state.adding_replicas or state.removing_replicas):
                 rows.append(

@@ -28,6 +28,12 @@ SESSION_MS = 9_000
 LEVELS = {"metadata.version": 30, "eligible.leader.replicas.version": 1}
 
 
+def indexes_of(image):
+    indexes = Indexes()
+    finish(indexes.fill(image))
+    return indexes
+
+
 class World:
     """`image` is the head. `offset` grows by one for each record, as in a log."""
 
@@ -45,7 +51,7 @@ class World:
             offset=1,
         )
         self.image.kraft_version = 1
-        self.indexes = Indexes(self.image)
+        self.indexes = indexes_of(self.image)
         self.heartbeats = Heartbeats(self.image, SESSION_MS, 0)
         for broker in brokers:
             self.join(broker)
@@ -62,7 +68,7 @@ class World:
     def commit(self, records):
         before = self.image
         self.image, _ = applied(before, records, offset=before.offset + len(records))
-        self.indexes.follow(before, records, self.image)
+        finish(self.indexes.follow(before, records, self.image))
         self.records = records
         return records
 
@@ -232,7 +238,7 @@ class World:
     def check(self, before):
         """After a change: of the image alone, and of the way from `before` to it."""
         image = self.image
-        assert self.indexes == Indexes(image), "the indexes are not those of the image"
+        assert self.indexes == indexes_of(image), "the indexes are not those of the image"
         for topic in image.topics.values():
             old_topic = before.topics_by_id.get(topic.topic_id)
             for index, state in topic.partitions.items():

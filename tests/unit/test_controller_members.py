@@ -3,13 +3,13 @@
 import random
 
 import pytest
-from controller_world import SESSION_MS, World, refused
+from controller_world import SESSION_MS, World, indexes_of, refused
 from steps import finish
 
 from kafkad.clock import ManualClock
 from kafkad.controller.elections import Assignment, change_of
 from kafkad.controller.heartbeats import BrokerState, Heartbeats
-from kafkad.controller.leadership import PREFERRED, UNCLEAN, Indexes
+from kafkad.controller.leadership import PREFERRED, UNCLEAN
 from kafkad.controller.quorum_controller import QuorumController
 from kafkad.metadata.image import RECOVERED, RECOVERING, PartitionState
 from kafkad.metadata.replay import applied
@@ -719,7 +719,7 @@ def test_whatever_happens_every_leader_is_in_sync_and_every_index_right(seed, ro
 def test_indexes_that_follow_are_those_that_are_built(world):
     world.create("t", [1, 2], [2, 3])
     world.fence(2)
-    assert world.indexes == Indexes(world.image)
+    assert world.indexes == indexes_of(world.image)
 
 
 class FullLog:

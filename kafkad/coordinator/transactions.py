@@ -112,9 +112,15 @@ class TransactionCoordinator:
 
     def _repeat(self, interval_ms: int, work: Callable[[], object]) -> None:
         def again() -> None:
-            if not self._closed:
+            if self._closed:
+                return
+            try:
                 work()
-                self._repeat(interval_ms, work)
+            except AssertionError:
+                raise
+            except Exception:  # of one transaction; the others must not wait for ever
+                logger.exception("a look at the transactions failed, the next is in %d ms", interval_ms)
+            self._repeat(interval_ms, work)
 
         self.scheduler.call_later(interval_ms, again)
 

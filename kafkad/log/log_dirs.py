@@ -106,6 +106,7 @@ class LogDirs:
         self._removals = Removals()
         self.cleaner_permits = Permits()
         self.moves = Moves(self)
+        self.opened = 0  # logs since the start
 
     @property
     def broker_epoch(self) -> int:
@@ -259,6 +260,7 @@ class LogDirs:
     def _new_row(self) -> RowSlot:
         with suppress(MemoryError):
             return self.table.allocate()
+        gc.unfreeze()
         gc.collect()  # deleted logs are cyclic objects, and still have their rows
         try:
             return self.table.allocate()
@@ -274,6 +276,7 @@ class LogDirs:
 
     def add(self, log: Log, directory: Directory) -> None:
         key = log.topic, log.partition
+        self.opened += 1
         if key in self._logs:
             other = self._logs[key][0].directory
             raise DirectoryTrouble(f"a partition is there twice: {other}, {log.directory}")

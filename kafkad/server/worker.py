@@ -81,6 +81,7 @@ from kafkad.server.descriptors import make_room
 from kafkad.server.dispatch import Dispatcher
 from kafkad.server.dynamic_configuration import DynamicConfiguration
 from kafkad.server.event_loop import EventLoop
+from kafkad.server.full_collections import FullCollections
 from kafkad.server.group_loader import GroupLoader
 from kafkad.server.group_storage import OFFSETS_TOPIC, GroupStorage
 from kafkad.server.heap_trims import LOOK_MS, HeapTrims
@@ -592,7 +593,9 @@ class Worker:
             pass
 
     def _accept(self) -> None:
-        gc.freeze()
+        collections = FullCollections(self.scheduler.call_soon_threadsafe, lambda: self.log_dirs.opened)
+        collections.begin()
+        self._started("full collections", collections.end)
         gc.enable()
         for socket, name in self._sockets:
             is_sasl = self.config.listener_protocols[name].startswith("SASL_")

@@ -60,6 +60,7 @@ from kafkad.server.controller_channel import ControllerChannel
 from kafkad.server.controller_queue import awaited
 from kafkad.server.early_fencing import EarlyFencing
 from kafkad.server.event_loop import EventLoop
+from kafkad.server.full_collections import FullCollections
 from kafkad.server.metadata_snapshots import MetadataSnapshots
 from kafkad.server.node_links import controller_links
 from kafkad.server.oauth_keys import OAuthKeySets
@@ -130,6 +131,9 @@ class ControllerNode:
         self.log_dirs.open()
         self.cluster_id = self.log_dirs.cluster_id
         self._undo.append(lambda: self.log_dirs.close(clean=True))
+        collections = FullCollections(self.scheduler.call_soon_threadsafe, lambda: self.log_dirs.opened)
+        collections.begin()
+        self._undo.append(collections.end)
 
     def _bind(self) -> list[tuple[socket, Endpoint]]:
         sockets = []

@@ -29,7 +29,15 @@ BURST: Final = 1_000  # lines of one message
 LINES_PER_S: Final = 5
 MESSAGES_MAX: Final = 1_000  # remembered
 CONNECTIONS: Final = "kafkad.net"  # the first value of its messages is the client's host, which counts alone
-AUDIT: Final = "kafka.authorizer.logger"  # leaves out lines itself (security/authorizer)
+# what logs because of single requests, and has not written to a disk for each line; the audit log leaves out
+# lines itself (security/authorizer)
+BY_CLIENTS: Final = (
+    CONNECTIONS,
+    "kafkad.api.",
+    "kafkad.controller.",
+    "kafkad.coordinator.",
+    "kafkad.server.dispatch",
+)
 
 
 def open_standard_streams() -> None:
@@ -66,8 +74,9 @@ class OneLine(logging.Formatter):
 
 
 class Spates(logging.Filter):
-    """Lets through BURST lines of a message at once, and later LINES_PER_S. A message is known by its text
-    without the values. The next line that passes is followed by the number of those that did not."""
+    """Lets through BURST lines of a message at once, and later LINES_PER_S, of the loggers BY_CLIENTS. A
+    message is known by its text without the values. The next line that passes is followed by the number of
+    those that did not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +84,7 @@ class Spates(logging.Filter):
         self._left_out: dict[object, int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.name == AUDIT or record.levelno < logging.INFO:
+        if record.levelno < logging.INFO or not record.name.startswith(BY_CLIENTS):
             return True  # what is below INFO, somebody has asked for
         key: object = record.msg
         if record.name == CONNECTIONS and isinstance(record.args, tuple) and record.args:

@@ -341,7 +341,7 @@ def test_a_full_pipe_on_stderr_holds_nobody_up(tmp_path):
     os.close(writing)
     try:
         address = process.stdout.readline().split()[4].decode()
-        for _ in range(1500):  # each makes a line, of which the pipe takes some hundred
+        for _ in range(950):  # each makes a line, of which the pipe takes some hundred
             with Wire(address) as wire:
                 wire.send_frame(b"\x7f\xff\0\0\0\0\0\0")
                 assert wire.is_closed_by_broker()

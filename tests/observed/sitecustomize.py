@@ -36,10 +36,10 @@ def answer(listening: socket.socket) -> None:
         asking, _ = listening.accept()
         with asking:
             gc.unfreeze()  # what a start made is not among the objects otherwise
-            gc.collect()
-            blocks = sys.getallocatedblocks()
             if reactor is None:
                 reactor = next((each for each in gc.get_objects() if isinstance(each, Reactor)), None)
+            gc.collect()
+            blocks = sys.getallocatedblocks()
             stats = reactor.stats() if reactor is not None else {}
             asking.sendall(json.dumps({"blocks": blocks, **stats}).encode())
 

@@ -15,7 +15,7 @@ def log(tmp_path):
     fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     handler = StderrHandler(fd)
     handler.setFormatter(OneLine("%(levelname)s %(message)s"))
-    logger = logging.getLogger("kafkad.test_log_lines")
+    logger = logging.getLogger("kafkad.coordinator.test_log_lines")
     logger.propagate = False
     logger.setLevel(logging.DEBUG)
     logger.addHandler(handler)
@@ -92,8 +92,9 @@ def test_what_is_remembered_of_messages_is_bounded():
     assert len(spates._rooms) == MESSAGES_MAX
 
 
-def test_debug_lines_and_the_audit_log_are_complete():
+def test_debug_lines_the_audit_log_and_what_happens_to_data_are_complete():
     spates = Spates()
     for _ in range(BURST + 10):
+        assert spates.filter(record("deleted", at=1.0, name="kafkad.replication.partitions"))
         assert spates.filter(record("debug", at=1.0, level=logging.DEBUG))
         assert spates.filter(record("denied", at=1.0, name="kafka.authorizer.logger"))

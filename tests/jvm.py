@@ -170,7 +170,11 @@ def class_archive(archive: Path, train: Callable[[tuple[str, ...]], object]) -> 
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not archive.is_file():
                 partial = archive.with_suffix(".partial")
-                train((f"-XX:ArchiveClassesAtExit={partial}", *quiet))
+                partial.unlink(missing_ok=True)
+                try:
+                    train((f"-XX:ArchiveClassesAtExit={partial}", *quiet))
+                except subprocess.TimeoutExpired:  # a busy machine; what it has written may be incomplete
+                    return ()
                 if not partial.is_file():
                     return ()
                 partial.rename(archive)

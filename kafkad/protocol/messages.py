@@ -13,7 +13,10 @@ structs are attributes of their message, with the field's name in CamelCase. A t
     FLEXIBLE_VERSION the first flexible version, schema.NEVER_FLEXIBLE if there is none
 
 An import only reads the names of the files. A file is read at the first use of one of its messages, which
-takes a tenth of a millisecond. A broker reads all files that it needs at its start (server/preload.py)."""
+takes a tenth of a millisecond. A broker reads all files that it needs at its start (server/preload.py).
+
+Beware: clients use messages in several threads. If two of them read a file at once, the classes of the first
+one count, because the codec refuses a struct of another class of the same name."""
 
 from pathlib import Path
 from typing import Any
@@ -83,17 +86,15 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-_loaded: dict[Path, list[str]] = {}
+_loaded: dict[Path, dict[str, type[Message]]] = {}
 
 
 def load(path: Path) -> list[str]:
     """Add the classes of one file to this module, once. Return their names."""
     if path not in _loaded:
-        schemas = parse(path.read_text())
-        for schema in schemas:
-            globals()[schema.name] = make_message(schema)
-        _loaded[path] = [schema.name for schema in schemas]
-    return _loaded[path]
+        made = {schema.name: make_message(schema) for schema in parse(path.read_text())}
+        globals().update(_loaded.setdefault(path, made))  # one step: no other thread comes between
+    return list(_loaded[path])
 
 
 def make_message(schema: Schema) -> type[Message]:

@@ -502,3 +502,27 @@ def test_the_plans_of_all_that_is_served_are_made_before_the_first_request():
             for version in range(row.low, row.high + 1):
                 codec.encode(cls(), version)
     assert plans() == before > 300
+
+
+def test_threads_that_use_a_message_first_at_once_get_one_class() -> None:
+    """In a process of its own, which has read no schema yet."""
+    program = """
+import sys, threading
+from kafkad.protocol import messages
+
+sys.setswitchinterval(1e-6)
+for name in messages.NAMES.values():
+    start, found = threading.Barrier(4), []
+
+    def use():
+        start.wait()
+        found.append(getattr(messages, name + "Request"))
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {*found, getattr(messages, name + "Request")} == {found[0]}, name
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,8 +1,5 @@
 """Rebalances of classic groups, as transcripts (coordinator_world.py says how to read them)."""
 
-import gc
-import weakref
-
 import pytest
 from coordinator_world import GROUP, World, play
 
@@ -784,47 +781,6 @@ def test_letting_go_of_a_partition_answers_who_waits_there():
     assert world.take_heard() == ["B: NOT_COORDINATOR"]
     world.heartbeat("A")
     assert world.take_heard() == ["A: NOT_COORDINATOR"]
-
-
-def test_what_a_partition_held_is_given_back_without_the_collector():
-    """What is loaded is frozen, so the collector never looks at it (server/group_loader)."""
-    world = play(STABLE_PAIR)
-    shard, group = weakref.ref(world.shard), weakref.ref(world.group)
-    gc.collect()
-    gc.disable()
-    try:
-        world.coordinator.unload(world.shard.index)
-        world.scheduler.advance(0)
-        assert group() is None and shard() is None
-    finally:
-        gc.enable()
-
-
-def test_a_deleted_group_is_given_back_without_the_collector():
-    world = play(
-        """
-        join A
-          A: MEMBER_ID_REQUIRED
-        join A
-        tick 3000
-          A: joined 1 as leader, members A
-        sync A A=t0
-          A: assigned t0
-        commit A t_0=1
-          A: NONE
-        leave A
-          A: left, NONE
-        """
-    )
-    group = weakref.ref(world.group)
-    gc.collect()
-    gc.disable()
-    try:
-        world.delete()
-        assert world.take_heard() == ["deleted: NONE"]
-        assert group() is None
-    finally:
-        gc.enable()
 
 
 def test_the_timers_of_a_partition_that_left_do_nothing():

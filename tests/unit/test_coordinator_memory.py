@@ -1,5 +1,5 @@
-"""Groups that are deleted or let go of are freed at once: objects that were loaded, or that a slow collection has
-seen, are frozen, so the garbage collector never looks at them (server/group_loader, server/full_collections)."""
+"""Groups that are deleted or let go of are freed at once. Objects that were loaded, or that a slow collection
+has seen, are frozen: the garbage collector never looks at them (server/group_loader, full_collections)."""
 
 import gc
 import weakref

@@ -290,6 +290,28 @@ def test_a_small_partition_is_served_at_once(tmp_path):
     assert loading.fetched("group-3", 3) == 993
 
 
+@pytest.mark.parametrize("place", ["build", "feed"])
+@pytest.mark.parametrize("count", [1_000, 20_000])
+def test_a_record_that_nobody_has_foreseen_costs_its_partition_and_no_worker(
+    tmp_path, monkeypatch, caplog, place, count
+):
+    """In each place of a load: small or large, while it is read or while groups are made of it."""
+    loading = Loading(tmp_path, many(count, 10), clock=ManualClock(0, 0))
+
+    def fail(*arguments):
+        raise KeyError("a record")
+
+    if place == "build":
+        monkeypatch.setattr("kafkad.coordinator.offsets.Offsets.take_loaded", fail)
+    else:
+        monkeypatch.setattr("kafkad.coordinator.loading.Replay.feed", fail)
+    loading.loader.load(0)
+    loading.scheduler.settle()
+    assert loading.fetched("group-3") == "NOT_COORDINATOR"
+    [line] = [line for line in caplog.messages if "its groups are not served" in line]
+    assert "a record" in line
+
+
 def test_a_load_is_cancelled_and_the_next_one_goes_on(tmp_path):
     loading = Loading(tmp_path / "0", many(20_000, 500))
     loading.logs[1] = Loading(tmp_path / "1", many(20_000, 500, start=1_000_000)).logs[0]

@@ -140,7 +140,7 @@ def committed(bootstrap: str) -> dict[int, int]:
     """Partition -> committed offset, as soon as the coordinator has loaded them."""
     struct = messages.OffsetFetchRequest.Topics
     asked = struct(name=TOPIC, partition_indexes=list(range(PARTITIONS)))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30  # a worker that dies often is started again after 10 s
     while True:
         try:
             with Wire(bootstrap) as wire:

@@ -121,6 +121,10 @@ def add_directory(cluster, node, path):
     cluster.start(node.number)
 
 
+def names(directory):
+    return {each.name for each in directory.iterdir()}
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_nobody_waits_for_replicas_in_a_log_directory_that_was_taken_away(tmp_path, workers):
     """As by `umount -l`: the broker goes on with its other directory. Nothing was acknowledged for
@@ -131,7 +135,9 @@ def test_nobody_waits_for_replicas_in_a_log_directory_that_was_taken_away(tmp_pa
         add_directory(cluster, node, tmp_path / "second")
         make_topic(cluster.bootstrap, "t")
         wait_for_isr(cluster, "t")
-        gone = {int(each.name[2:]) for each in (tmp_path / "second").glob("t-*")}
+        has_all = {f"t-{index}" for index in range(PARTITIONS)}  # they are made under other names
+        wait_until(lambda: has_all <= names(node.data_dir) | names(tmp_path / "second"), WAIT_S)
+        gone = {int(name[2:]) for name in has_all & names(tmp_path / "second")}
         assert gone
         writer = Writer(cluster.bootstrap, "t")
         writer.write()
@@ -165,7 +171,7 @@ def test_others_lead_when_a_log_directory_of_a_leader_is_full(tmp_path, workers)
         topic = NewTopic("t", PARTITIONS, replica_assignment=[[1, 2, 3]] * PARTITIONS)
         admin.create_topics([topic])["t"].result(WAIT_S)
         wait_for_isr(cluster, "t")
-        assert list((disk / "logs").glob("t-*"))
+        wait_until(lambda: any(f"t-{index}" in names(disk / "logs") for index in range(PARTITIONS)), WAIT_S)
         writer = Writer(cluster.bootstrap, "t")
         writer.write()
         with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as ballast:

@@ -64,11 +64,11 @@ def test_both_keep_the_same_records_and_kafka_reads_ours(tmp_path):
     }
     kafka = JvmKafka(tmp_path / "data", config=config)
     compact = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
-    kept = {"retention.ms": "-1"}  # the records are old
+    forever = {"retention.ms": "-1"}  # the records are old
     names = ("theirs", "ours")
     with kafka:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-        topics = [NewTopic(name, 1, 1, config=compact if name == "theirs" else kept) for name in names]
+        topics = [NewTopic(name, 1, 1, config=compact if name == "theirs" else forever) for name in names]
         for future in admin.create_topics(topics).values():
             future.result(WAIT_S)
         wait_until(lambda: all((tmp_path / "data" / f"{name}-0").exists() for name in names))

@@ -11,6 +11,7 @@ from reactor_world import NOW_MS, SlowLog, World, batch, fetch, produce
 
 from kafkad._native.log import partition_state
 from kafkad.api import table
+from kafkad.clock import Clock
 from kafkad.log.recovery import create_segment_files
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -471,7 +472,8 @@ def test_no_memory_for_a_request_closes_its_connection_alone(world):
 def test_no_memory_to_decode_a_request_closes_its_connection_alone(world, monkeypatch):
     """HUNTS W8: in the dispatcher, where most of a request's memory is taken."""
     fatal = []
-    dispatcher = Dispatcher(SimpleNamespace(peers=None), table.BY_KEY, fatal.append, None)
+    services = SimpleNamespace(peers=None, clock=Clock())
+    dispatcher = Dispatcher(services, table.BY_KEY, fatal.append, None)
     monkeypatch.setattr(codec, "decode_request", lambda frame: bytearray(1 << 62))
     world.answer = dispatcher
     client = world.connect()

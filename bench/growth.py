@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from bench.brokers import Jvm, Kafkad, Process
 from bench.growth_kinds import KINDS, Kind, Target
 from tests.others import Others
@@ -56,26 +54,19 @@ def measure(broker: Process, kind: Kind, sizes: Sequence[int]) -> Rows:
                 waited = held_up = 0.0
                 if others is not None:
                     others.worst()
-                before = {} if alone else cpu_seconds(broker)
+                before = {} if alone else broker.cpu_by_process()
                 begun = time.monotonic()
                 act()
                 seconds = time.monotonic() - begun
                 if others is not None:
                     waited, held_up = others.worst()
-                after = cpu_seconds(broker) if broker.alive() else {}
+                after = broker.cpu_by_process() if broker.alive() else {}
                 cpu = sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
                 rows[row].append(Figure(seconds, waited, held_up, cpu))
     finally:
         if others is not None:
             others.close()
     return dict(rows)
-
-
-def cpu_seconds(broker: Process) -> dict[int, float]:
-    """By process, of those that run."""
-    return {
-        each.pid: sum(each.cpu_times()[:2]) for each in broker.tree() if each.status() != psutil.STATUS_ZOMBIE
-    }
 
 
 def one_round(make: Callable[[Path, dict[str, str]], Process], kind: Kind, sizes: Sequence[int]) -> Rows:

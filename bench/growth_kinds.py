@@ -79,16 +79,17 @@ class Target:
         assert answer.responses[0].error_code == 0, answer.responses[0]
 
     def each(self, requests: list[Any], version: int, code_of: Callable[[Any], int]) -> list[Any]:
-        """The answers to requests on one connection, asked again while they come too early."""
-        with self.wire() as wire:
-            answers: list[Any] = [None] * len(requests)
-            left = list(range(len(requests)))
-            deadline = time.monotonic() + PATIENCE_S
-            while left:
-                assert time.monotonic() < deadline, answers[left[0]]
-                again = []
-                for start in range(0, len(left), WAVE):
-                    wave = left[start : start + WAVE]
+        """The answers to requests, asked again while they come too early. Each wave has a connection of its
+        own: which worker has it decides what a request costs."""
+        answers: list[Any] = [None] * len(requests)
+        left = list(range(len(requests)))
+        deadline = time.monotonic() + PATIENCE_S
+        while left:
+            assert time.monotonic() < deadline, answers[left[0]]
+            again = []
+            for start in range(0, len(left), WAVE):
+                wave = left[start : start + WAVE]
+                with self.wire() as wire:
                     for i in wave:
                         wire.send(requests[i], version)
                     for i in wave:
@@ -97,8 +98,8 @@ class Target:
                         assert code == 0 or code in LATER, answers[i]
                         if code:
                             again.append(i)
-                left = again
-            return answers
+            left = again
+        return answers
 
     def timed(self, row: str, request: Any, version: int, is_right: Callable[[Any], bool]) -> Iterator[Step]:
         """One request, whose answer is decoded and checked when the clock has stopped."""

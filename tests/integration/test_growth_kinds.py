@@ -12,9 +12,7 @@ from bench.growth import FACTORS, measure
 from bench.growth_kinds import KINDS
 
 LINEAR = 8  # half-way between 4 and 16, as factors go
-FIXED_S = (
-    0.08  # CPU time that says nothing yet: /proc counts ticks of 10 ms, and the rest of a broker works too
-)
+FIXED_S = 0.08  # CPU time that says nothing yet: the rest of a broker works, too
 WAIT_MAX = 0.1
 TRIES = 3  # the disk, too, is shared with whatever runs beside the tests
 

@@ -318,8 +318,8 @@ class Mover(Client):
             values[index].append(b"%d:%d" % (self.number, piece))
             self.producer.produce(self.topic, values[index][-1], partition=index)
         if self.random.random() < 0.3:
-            # librdkafka ends a transaction at the coordinator also if that has refused its partitions because
-            # the one before was not complete: INVALID_TXN_STATE, from JVM Kafka, too
+            # otherwise librdkafka may end a transaction of which the coordinator has no partition yet: a JVM
+            # coordinator was seen to answer INVALID_TXN_STATE, which is fatal
             self.producer.flush(WAIT_S)
             self._retried(lambda: self.producer.abort_transaction(CALL_S))
         else:

@@ -69,7 +69,7 @@ def describe_quorum(node: RaftNode, version: int, request: Any, now_ms: int, wal
 
 
 def _refused(asked: list[tuple[str, list[int]]], code: int) -> Any:
-    """Return the response with this error for each partition; errors of the whole request are others'."""
+    """Return the response with this error for each partition. As in Kafka, the request has none."""
     cls = messages.DescribeQuorumResponse
     topic, part = cls.Topics, cls.Topics.Partitions
     return cls(

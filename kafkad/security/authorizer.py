@@ -137,9 +137,8 @@ class Authorizer:
         self._rights: dict[tuple[str, str, int, int], Rights] = {}
         self._on_any: dict[tuple[str, str, int, int], bool] = {}
         self._written: dict[tuple[object, ...], tuple[int, int]] = {}  # time, and repetitions since
-        self._denials: dict[
-            tuple[str, str], tuple[int, int]
-        ] = {}  # of a subject: a minute's begin, and number
+        # principal and host -> when its minute began, and how many denials there were
+        self._denials: dict[tuple[str, str], tuple[int, int]] = {}
 
     def change(self, added: Iterable[Acl], removed: Iterable[Acl]) -> None:
         for acl in removed:

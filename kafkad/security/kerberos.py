@@ -14,12 +14,11 @@ KerberosRule, KerberosName.)"""
 
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 from kafkad.security import java_regex
 from kafkad.security.mechanisms import Later, Refused
-from kafkad.security.time_limit import TooLong, at_most
+from kafkad.security.time_limit import SHOWN, LimitedNames
 
 GSSAPI: Final = "GSSAPI"
 MODULE: Final = "com.sun.security.auth.module.Krb5LoginModule"
@@ -30,9 +29,6 @@ _RULE: Final = re.compile(
 )
 _PARAMETER: Final = re.compile(r"([^$]*)(?:\$([0-9]*))?")
 _EVERY: Final = "g"
-RULES_S: Final = 0.05  # for a principal; some expressions need for ever for some texts (security/time_limit)
-PRINCIPALS_KEPT: Final = 1024
-SHOWN: Final = 1_000  # characters of a principal in an error message
 
 
 class Context(Protocol):
@@ -146,47 +142,29 @@ class Rule(NamedTuple):
         return self.source.replace_all(base, self.target, 0 if self.every else 1)
 
 
-class ShortNames:
-    """Raises ValueError with Kafka's message if a rule is wrong."""
+class ShortNames(LimitedNames):
+    """`name_of` takes a principal, and returns its short name. Raises ValueError with Kafka's message if a
+    rule is wrong."""
 
     def __init__(self, rules: Sequence[str], default_realm: str) -> None:
-        self._rules = [_parsed(rule) for rule in rules]
+        self._all = [_parsed(rule) for rule in rules]
+        self._texts = f"[{', '.join(rule.text for rule in self._all)}]"
         self._default_realm = default_realm
-        self._name_or_reason = lru_cache(PRINCIPALS_KEPT)(self._limited)
+        super().__init__(self._short_name, self._texts)
 
-    def name_of(self, principal: str) -> str:
-        """Return the short name. Raises ValueError if no rule fits, or the rules take too long."""
-        name, reason = self._name_or_reason(principal)
-        if reason is not None:
-            raise ValueError(reason)
-        return name
-
-    def _limited(self, principal: str) -> tuple[str, str | None]:
-        """Return the name, or why there is none: that is remembered, too."""
-        try:
-            with at_most(RULES_S):
-                return self._applied(principal), None
-        except TooLong:
-            return "", f"the rules {self._texts()} take more than {RULES_S:g} s for {principal[:SHOWN]}"
-        except ValueError as wrong:
-            return "", str(wrong)
-
-    def _texts(self) -> str:
-        return f"[{', '.join(rule.text for rule in self._rules)}]"
-
-    def _applied(self, principal: str) -> str:
+    def _short_name(self, principal: str) -> str:
         found = _NAME.fullmatch(principal)
         if found is None:
             if "@" in principal:
-                raise ValueError(f"Malformed Kerberos name: {principal}")
+                raise ValueError(f"Malformed Kerberos name: {principal[:SHOWN]}")
             return principal
         first, host, realm = found.groups()
         parts = (realm, first) if host is None else (realm, first, host)
-        for rule in self._rules:
+        for rule in self._all:
             name = rule.apply(parts, self._default_realm)
             if name is not None:
                 return name
-        raise ValueError(f"No rules apply to {principal[:SHOWN]}, rules {self._texts()}")
+        raise ValueError(f"No rules apply to {principal[:SHOWN]}, rules {self._texts}")
 
 
 def _parsed(text: str) -> Rule:

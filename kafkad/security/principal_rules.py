@@ -8,17 +8,17 @@ case (U). DEFAULT is the subject itself. If no rule matches, the connection is r
 are Java's, and so are `$` and `\\` in a replacement; a `$` with a number that is not a group's stands for
 itself. (SslPrincipalMapper, KIP-371.)
 
-The rules get RULES_S for a subject, then the client is refused: some expressions need for ever for some texts
-(security/time_limit). In Kafka such a client holds a network thread for good."""
+The rules have a time limit, because some expressions never end for some texts (security/time_limit). Then the
+client is refused. In Kafka it would hold a network thread for good."""
 
 import re
 from collections.abc import Iterable
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 from kafkad.config.definition import ConfigError
 from kafkad.security import java_regex
-from kafkad.security.time_limit import TooLong, at_most
+from kafkad.security.time_limit import SHOWN, LimitedNames
 
 RULES: Final = "ssl.principal.mapping.rules"
 _ANY: Final = r"[^\n\r\x85\u2028\u2029]"  # Java's dot
@@ -26,9 +26,6 @@ _PART: Final = rf"((?:\\{_ANY}|[^\\/])*)"
 _RULE: Final = rf"(DEFAULT)|RULE:{_PART}/{_PART}/([LU]?){_ANY}*?|({_ANY}*?)"
 _REFERENCE: Final = re.compile(r"\$(\d+)", re.ASCII)
 _BLANKS: Final = "".join(map(chr, range(33)))
-SUBJECTS_KEPT: Final = 1024
-RULES_S: Final = 0.05
-SHOWN: Final = 1_000  # characters of a subject in an error message
 
 
 class Rule(NamedTuple):
@@ -47,35 +44,21 @@ class Rule(NamedTuple):
         return name.lower() if self.case == "L" else name.upper() if self.case == "U" else name
 
 
-class PrincipalRules:
-    """Raises ValueError with Kafka's message if a rule is wrong."""
+class PrincipalRules(LimitedNames):
+    """`name_of` takes a certificate's subject, as Java prints it. Raises ValueError with Kafka's message if a
+    rule is wrong."""
 
     def __init__(self, text: str) -> None:
+        super().__init__(self._user, text)
         self._text = text
-        self._rules = [rule for part in _split(text) if (rule := _parsed(part)) is not None]
-        self._name_or_reason = lru_cache(SUBJECTS_KEPT)(self._applied)
+        self._all = [rule for part in _split(text) if (rule := _parsed(part)) is not None]
 
-    def name_of(self, subject: str) -> str:
-        """Return the name for a certificate's subject, as Java prints it. Raises ValueError if no rule
-        matches, or takes too long."""
-        name, reason = self._name_or_reason(subject)
-        if reason is not None:
-            raise ValueError(reason)
-        return name
-
-    def _applied(self, subject: str) -> tuple[str, str | None]:
-        """Return the name, or why there is none: that is remembered, too."""
-        try:
-            with at_most(RULES_S):
-                for rule in self._rules:
-                    name = rule.apply(subject)
-                    if name is not None:
-                        return name, None
-        except TooLong:
-            return "", f"the rules {self._text} take more than {RULES_S:g} s for {subject[:SHOWN]}"
-        except ValueError as wrong:
-            return "", str(wrong)
-        return "", f"No rules apply to {subject[:SHOWN]}, rules {self._text}"
+    def _user(self, subject: str) -> str:
+        for rule in self._all:
+            name = rule.apply(subject)
+            if name is not None:
+                return name
+        raise ValueError(f"No rules apply to {subject[:SHOWN]}, rules {self._text}")
 
 
 def principal_rules(config: Any, endpoints: Iterable[Any] | None = None) -> dict[str, PrincipalRules]:

@@ -6,8 +6,8 @@
     administrators    as on a broker, directly or in an Envelope (KIP-590, KIP-919)
 
 An Envelope carries a request of a broker's client, with its principal and address. If the request inside
-would be answered NOT_CONTROLLER, the whole Envelope is, so that the broker asks the next controller. The APIs
-of the quorum say NOT_LEADER_OR_FOLLOWER for it."""
+would be answered NOT_CONTROLLER, the whole Envelope is, so that the broker asks the next controller. The
+APIs of the quorum answer NOT_LEADER_OR_FOLLOWER in that case."""
 
 import inspect
 import logging
@@ -246,7 +246,7 @@ TOLD: Final = tuple((row.key, row.low, row.high) for row in ROWS)
 FORWARDED: Final = frozenset(
     (19, 20, 29, 30, 31, 33, 37, 38, 39, 40, 43, 44, 45, 46, 49, 51, 55, 57, 64, 80, 81)
 )  # in an Envelope
-# Kafka: RequestChannel.shouldReturnNotController, which forgets the changes of voters
+# Kafka refers only DescribeQuorum to the active controller (RequestChannel.shouldReturnNotController)
 QUORUM_APIS: Final = frozenset((55, 80, 81))
 
 

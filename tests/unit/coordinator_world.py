@@ -27,6 +27,15 @@ from kafkad.protocol.records import Batch, build_batch, end_marker, read_batches
 
 GROUP = "g"
 START_MS = 1_700_000_000_000
+STABLE = """
+    join A
+      A: MEMBER_ID_REQUIRED
+    join A
+    tick 3000
+      A: joined 1 as leader, members A
+    sync A A=t0
+      A: assigned t0
+"""  # a group of one member
 
 
 class Timer:

@@ -4,17 +4,7 @@ has seen, are frozen: the garbage collector never looks at them (server/group_lo
 import gc
 import weakref
 
-from coordinator_world import play
-
-STABLE = """
-    join A
-      A: MEMBER_ID_REQUIRED
-    join A
-    tick 3000
-      A: joined 1 as leader, members A
-    sync A A=t0
-      A: assigned t0
-"""
+from coordinator_world import STABLE, play
 
 
 def test_what_a_partition_held_is_given_back_without_the_collector():

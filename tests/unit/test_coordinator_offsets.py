@@ -1,7 +1,7 @@
 """Committed offsets: who may commit, what is fetched, what a restart finds, when offsets are forgotten."""
 
 import pytest
-from coordinator_world import GROUP, World, play
+from coordinator_world import GROUP, STABLE, World, play
 
 from kafkad.coordinator import records
 from kafkad.coordinator.records import CommittedOffset
@@ -10,15 +10,6 @@ from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import Malformed
 from kafkad.protocol.records import ABORT, COMMIT, Record, build_batch, end_marker
 
-STABLE = """
-    join A
-      A: MEMBER_ID_REQUIRED
-    join A
-    tick 3000
-      A: joined 1 as leader, members A
-    sync A A=t0
-      A: assigned t0
-"""
 DAY_MS = 24 * 60 * 60 * 1000
 
 

@@ -1,7 +1,7 @@
 """TxnOffsetCommit: who may commit, what the coordinator of its transaction is asked, when offsets count."""
 
 import pytest
-from coordinator_world import GROUP, World, play
+from coordinator_world import GROUP, STABLE, World, play
 
 from kafkad.coordinator.admission import commit_error, produce_error
 from kafkad.coordinator.group import State
@@ -296,17 +296,6 @@ def test_an_unknown_group_takes_commits_of_simple_consumers_only(world):
     assert GROUP not in world.shard.groups
     assert commit(world) == [[NONE]]
     assert world.group.state is State.EMPTY
-
-
-STABLE = """
-    join A
-      A: MEMBER_ID_REQUIRED
-    join A
-    tick 3000
-      A: joined 1 as leader, members A
-    sync A A=t0
-      A: assigned t0
-"""
 
 
 def test_members_commit_with_their_generation():

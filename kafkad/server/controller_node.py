@@ -73,7 +73,7 @@ logger = logging.getLogger("kafkad")
 
 FENCE_PER_SESSION: Final = 8  # how often sessions are looked at; Kafka: QuorumController
 SNAPSHOT_S: Final = 1.0
-REGISTER_S: Final = 1.0  # until a registration that failed is tried again
+REGISTER_S: Final = 1.0  # between two looks whether the image has this controller's registration
 RESIGN_S: Final = 0.5  # for the others to hear that their leader goes
 
 
@@ -93,6 +93,7 @@ class ControllerNode:
         self.incarnation_id = random_uuid(self.random)
         self._undo: list[Callable[[], Any]] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._has_changed = asyncio.Event()  # the quorum's leader or image, since it was cleared
         self._appended = -1  # the newest record that was no NoOp of ours
 
     # -- start ---------------------------------------------------------------------------------------------
@@ -237,6 +238,7 @@ class ControllerNode:
         self.quorum.on_change = self._changed
 
     def _changed(self) -> None:
+        self._has_changed.set()
         self.raft.look()
         node = self.node
         caught_up = 0 <= node.high_watermark <= node.image.offset + 1
@@ -345,20 +347,23 @@ class ControllerNode:
         )
         try:
             while True:
-                await asyncio.sleep(REGISTER_S)
                 image = self.node.image
+                if not image.metadata_version or self.node.leader is None:
+                    self._has_changed.clear()
+                    await self._has_changed.wait()
+                    continue
                 known = image.controllers.get(self.config.node_id)
-                if (known is not None and known.incarnation_id == self.incarnation_id) or not (
-                    image.metadata_version and self.node.leader is not None
-                ):
+                if known is not None and known.incarnation_id == self.incarnation_id:
+                    await asyncio.sleep(REGISTER_S)
                     continue
                 try:
                     answer = await channel.ask(self._registration(image), timeout_s=10)
                 except (Unreachable, KafkaError) as trouble:
                     logger.warning("this controller is not registered: %s", trouble)
-                    continue
-                if answer.error_code:
-                    logger.warning("this controller is not registered: %s", KafkaError(answer.error_code))
+                else:
+                    if answer.error_code:
+                        logger.warning("this controller is not registered: %s", KafkaError(answer.error_code))
+                await asyncio.sleep(REGISTER_S)
         finally:
             channel.close()
 

@@ -89,10 +89,14 @@ run: $(VENV)/.stamp-run build/.stamp-native
 
 # all with one worker; then what is marked `workers`, again with more. PYTEST_ARGS picks: once, as it says
 test: $(VENV)/.stamp-test build/.stamp-native java jars
-	@$(PY) -m pytest $(SIDE_BY_SIDE) --durations=20 $(PYTEST_ARGS)
 ifeq ($(strip $(PYTEST_ARGS)),)
-	@$(PY) -m pytest $(SIDE_BY_SIDE) --durations=10 --marked --workers 2 tests/integration
-	@$(PY) -m pytest $(SIDE_BY_SIDE) --marked --workers 4 tests/integration
+	@failed=0; \
+	$(PY) -m pytest $(SIDE_BY_SIDE) --durations=20 || failed=1; \
+	$(PY) -m pytest $(SIDE_BY_SIDE) --durations=10 --marked --workers 2 tests/integration || failed=1; \
+	$(PY) -m pytest $(SIDE_BY_SIDE) --marked --workers 4 tests/integration || failed=1; \
+	exit $$failed
+else
+	@$(PY) -m pytest $(SIDE_BY_SIDE) --durations=20 $(PYTEST_ARGS)
 endif
 
 # all four speak, also after one has failed

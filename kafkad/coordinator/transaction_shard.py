@@ -195,14 +195,16 @@ class TransactionShard:
 
     # -- writing
 
-    def append(self, transaction: Transaction, change: Change, done: Done, *, keep_pending: int = 0) -> None:
+    def append(
+        self, transaction: Transaction, change: Change, done: Done, *, keeps_pending: bool = False
+    ) -> None:
         """Append a change that is pending; `done(error code)` when it has happened, or has failed and is
-        forgotten (but not after the error `keep_pending`)."""
+        forgotten (unless `keeps_pending`)."""
         assert transaction.pending is change.state
 
         def appended(code: int) -> None:
             if code:
-                if code != keep_pending:
+                if not keeps_pending:
                     transaction.forget()
                 logger.info(
                     "transaction %s could not become %s (%s)",
@@ -242,19 +244,18 @@ class TransactionShard:
     def append_complete(
         self, transaction: Transaction, change: Change, try_again: Callable[[], object]
     ) -> None:
-        """All markers are written. `try_again()` if the log cannot take the end just now."""
+        """All markers are written. `try_again()` if the log cannot take the end just now.
+
+        Kafka tries again only after COORDINATOR_NOT_AVAILABLE, because after any other error this broker does
+        not remain the coordinator. Here a full disk refuses appends until it has room, and the broker remains
+        the coordinator. Nothing else would end the transaction before the partition is loaded again."""
 
         def completed(code: int) -> None:
-            if code == errors.COORDINATOR_NOT_AVAILABLE:
+            if code and not self.closed:
                 try_again()
-            elif code and code != errors.NOT_COORDINATOR:
-                logger.error(
-                    "transaction %s: all markers are written, but not its end (%s)",
-                    transaction.transactional_id, KafkaError(code),
-                )  # fmt: skip
 
         if not self.closed:
-            self.append(transaction, change, completed, keep_pending=errors.COORDINATOR_NOT_AVAILABLE)
+            self.append(transaction, change, completed, keeps_pending=True)
 
     # -- expiry
 

@@ -6,8 +6,10 @@ import sys
 
 import pytest
 
-from kafkad.protocol import messages
+from kafkad.protocol import errors, messages
 from kafkad.testing import Broker
+from tests.api_calls import ready_transactions
+from tests.clients import wait_until
 from tests.shortages import FILES, FORK, GROW, MAP, NAME, OPEN, THREAD, WRITE, Shortages
 from tests.wire import Wire, batch, create_topic, high_watermark, produce
 
@@ -81,3 +83,48 @@ def test_a_full_disk_is_told_to_the_client_and_in_the_log(tmp_path):
         assert any(f"{TOPIC}-0" in line for line in errors)
         assert produce(wire, TOPIC, bytes(batch(b"y"))).base_offset == 1
         assert wire.ask(creation, 7).topics[0].error_code == 0
+
+
+def test_transactions_whose_ends_could_not_be_written_at_first_end(tmp_path):
+    """The end was given up once its markers were written, and the id was not served before a restart."""
+    switch = Shortages(tmp_path / "control")
+    data = tmp_path / "data"
+    ids = [f"id-{number}" for number in range(20)]
+    began = {}
+
+    def init(name):
+        return wire.ask(
+            messages.InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=60_000), 4
+        )
+
+    def end(name):
+        producer_id, epoch = began[name]
+        request = messages.EndTxnRequest(
+            transactional_id=name, producer_id=producer_id, producer_epoch=epoch, committed=True
+        )
+        return wire.ask(request, 3).error_code
+
+    with Broker(data_dir=data, env=switch.environment(data)) as broker, Wire(broker.bootstrap) as wire:
+        create_topic(wire, TOPIC)
+        for name in ids:
+            ready_transactions(wire, name)
+            who = init(name)
+            began[name] = who.producer_id, who.producer_epoch
+            cls = messages.AddPartitionsToTxnRequest
+            added = wire.ask(
+                cls(
+                    v3_and_below_transactional_id=name,
+                    v3_and_below_producer_id=who.producer_id,
+                    v3_and_below_producer_epoch=who.producer_epoch,
+                    v3_and_below_topics=[cls.V3AndBelowTopics(name=TOPIC, partitions=[0])],
+                ),
+                3,
+            )
+            (topic,) = added.results_by_topic_v3_and_below
+            assert topic.results_by_partition[0].partition_error_code == 0
+        switch.begin(0.5, WRITE, seed=7)
+        for name in ids:
+            wait_until(lambda name=name: end(name) == errors.NONE, 60)
+        switch.end()
+        for name in ids:
+            wait_until(lambda name=name: init(name).error_code == errors.NONE, 60)

@@ -295,14 +295,12 @@ def test_an_end_that_is_being_marked_is_concurrent_and_answered_when_it_is_compl
 
 @pytest.mark.parametrize("version", [0, 2])
 def test_prepared_transactions_without_their_markers_are_concurrent_to_the_same_end_only(world, version):
-    """The end could not be written (a broken disk): until the partition is loaded anew nothing is pending."""
+    """While a partition is loaded, requests may come before the markers are sent."""
     who = world.began(version)
     world.transport.hold()
     world.end(who, True, version=version)
-    world.storage.failures = [errors.KAFKA_STORAGE_ERROR]
-    world.transport.release()
     assert world.state is State.PREPARE_COMMIT
-    assert world.transaction().pending is None
+    world.transaction().pending = None
     same, other = world.end(who, True, version=version), world.end(who, False, version=version)
     assert other == [(TXN_STATE, *NOBODY)]
     world.scheduler.advance(PATIENCE_MS)
@@ -310,6 +308,7 @@ def test_prepared_transactions_without_their_markers_are_concurrent_to_the_same_
     if version:
         current = (who[0], who[1] + 1)
         assert world.end(current, True, version=2) == [(FENCED, *NOBODY)]
+    world.transport.held = None
     world.restart()
     assert world.state is State.COMPLETE_COMMIT
 
@@ -456,11 +455,13 @@ def test_an_append_may_take_as_long_as_the_transaction(world):
     assert world.storage.timeouts_ms == [12_345]
 
 
-def test_the_end_is_written_until_it_is_and_all_wait_meanwhile(world):
+@pytest.mark.parametrize("refusal", ["NOT_ENOUGH_REPLICAS", "KAFKA_STORAGE_ERROR", "MESSAGE_TOO_LARGE"])
+def test_the_end_is_written_until_it_is_and_all_wait_meanwhile(world, refusal):
+    """A disk may be full for a moment: the id was never served again."""
     who = world.began()
     world.transport.hold()
     world.end(who, True)
-    world.storage.failures = [errors.NOT_ENOUGH_REPLICAS] * 2
+    world.storage.failures = [getattr(errors, refusal)] * 2
     world.transport.release()
     waiting = world.add(who, 1)
     world.scheduler.advance(49)

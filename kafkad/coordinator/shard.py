@@ -204,18 +204,38 @@ class Shard:
             waiting, write.waiting = write.waiting, []
             for done in waiting:
                 done(APPEND_ERRORS[code])
+            self._finish_refused()
             return
         write.code = code
         write.base_offset = base_offset
         while self.writes and self.writes[0].code is not None:
-            first = self.writes.popleft()
-            outcome = APPEND_ERRORS.get(first.code or 0, first.code or 0)
-            if outcome == errors.NONE:
-                self._apply(first)
-            if first.settled is not None:
-                first.settled(outcome)
-            for done in first.waiting:
-                done(outcome)
+            self._finish(self.writes.popleft())
+        if self.writes and self.writes[0].is_late:
+            self._finish_refused()
+
+    def _finish_refused(self) -> None:
+        """Finish what was refused behind appends whose time is up: their outcome may be long in coming (the
+        followers are gone), and nobody waits for it."""
+        refused = []
+        for write in self.writes:
+            if write.code:
+                refused.append(write)
+            elif not write.is_late:
+                break
+        for write in refused:
+            self.writes.remove(write)
+        for write in refused:
+            self._finish(write)
+
+    def _finish(self, write: Write) -> None:
+        assert write.code is not None
+        outcome = APPEND_ERRORS.get(write.code, write.code)
+        if outcome == errors.NONE:
+            self._apply(write)
+        if write.settled is not None:
+            write.settled(outcome)
+        for done in write.waiting:
+            done(outcome)
 
     def _apply(self, write: Write) -> None:
         ordered = self.offsets.any_open  # the end of a transaction then needs the order of commits in the log

@@ -166,6 +166,34 @@ def test_a_commit_that_is_late_counts_when_it_is_durable():
     assert not world.take_heard() and not world.shard.writes
 
 
+@pytest.mark.parametrize("refused_first", [True, False])
+def test_a_commit_that_is_refused_behind_a_late_one_is_answered(refused_first):
+    """The followers are gone: the late one may wait for them for ever, and the others waited for it."""
+    world = play(
+        """
+        hold
+        commit - t_0=7
+        commit - t_0=8
+        """
+    )
+    (partition, batch, late), (_, _, refused) = world.storage.held
+    world.storage.held = None
+    offset = world.storage._write(partition, batch)
+    if refused_first:
+        refused(errors.NOT_ENOUGH_REPLICAS, -1)
+        assert not world.take_heard()  # answers keep the order of appends
+    late(errors.REQUEST_TIMED_OUT, offset)
+    if not refused_first:
+        assert world.take_heard() == ["-: COORDINATOR_NOT_AVAILABLE"]
+        refused(errors.NOT_ENOUGH_REPLICAS, -1)
+        assert world.take_heard() == ["-: COORDINATOR_NOT_AVAILABLE"]
+    else:
+        assert world.take_heard() == ["-: COORDINATOR_NOT_AVAILABLE"] * 2
+    late(errors.NONE, offset)
+    assert world.shard.offsets.get((GROUP, "t", 0)).offset == 7
+    assert not world.take_heard() and not world.shard.writes
+
+
 def test_too_much_metadata_is_refused_for_its_partition_only():
     world = World(offset_metadata_max_bytes=4)
     request = messages.OffsetCommitRequest(group_id=GROUP)

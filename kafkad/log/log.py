@@ -308,13 +308,15 @@ class Log:
         self._change_epochs(lambda: self.leader_epochs.assign(epoch, start_offset))
 
     def _change_epochs(self, change: Callable[[], None]) -> None:
-        """Change the epochs; in a shortage the next flush writes the file. Raises KafkaError."""
+        """Change the epochs; in a shortage a flush writes the file, as soon as it can. Until then the workers
+        that read this log refuse to say where an epoch ended. Raises KafkaError."""
         try:
             change()
         except OSError as e:
             if e.errno in FATAL:
                 raise self.refuse(e) from e
             report(self.directory, "writing the leader epochs", e)
+            self.request_flush()
 
     def follow(self, epoch: int, leader_id: int, partition_epoch: int = 0) -> None:
         """Follow the leader of `epoch`, or nobody (-1). The broker can still read the log; clients get

@@ -315,6 +315,22 @@ def test_an_epoch_that_cannot_be_written_does_not_fail_the_append(tmp_path, monk
     assert world.log.epochs[-1] == (4, 0)
 
 
+def test_an_epoch_that_could_not_be_written_is_written_without_another_append(tmp_path, monkeypatch):
+    """The next flush could be hours away. Until then other workers refused what followers asked of the
+    epochs, and the successor of a killed worker did not know that epoch."""
+    world = LogWorld(tmp_path)
+    world.append()
+    world.scheduler.settle()
+    monkeypatch.setattr(leader_epochs, "write_file", full)
+    world.log.set_leader_epoch(7)
+    world.scheduler.settle()
+    assert world.log.leader_epochs.unwritten
+    monkeypatch.undo()
+    world.scheduler.run(100)
+    world.scheduler.settle()
+    assert (world.directory / "leader-epoch-checkpoint").read_text().endswith("7 1\n")
+
+
 @pytest.mark.parametrize("room", [0, 10, 34, 34 + 20])
 def test_an_abort_that_finds_no_room_is_refused_whole(tmp_path, room):
     """REVIEW D11. Its index entry comes first and goes again if the marker finds no room. An entry without

@@ -35,10 +35,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafkad.cli.local_cluster import LocalCluster, LocalNode
 from kafkad.net.channel import Channel, Unreachable
 from kafkad.protocol import messages
+from kafkad.server.worker_context import NO_DIRECTORY
 from kafkad.testing.broker import spawn
 from tests.cluster_faults import Faults
 from tests.controller_process import ControllerQuorum
 from tests.links import Links
+from tests.small_disk import small_disk
 
 WAIT_S = 90
 HEADER, PRODUCER_AT = 61, 43  # bytes of a batch's header; where the producer id and epoch are
@@ -73,8 +75,12 @@ def until(condition: Callable, what: Callable[[], object] = str, within_s: float
 class Cluster:
     """`with Cluster(path) as cluster`: its nodes reach each other only through `links`."""
 
-    def __init__(self, path: Path, count: int = 3, workers: int = 1):
+    disk_bytes = 0  # of each node's own disk; 0: they share one
+
+    def __init__(self, path: Path, count: int = 3, workers: int = 1, disk_bytes: int = 0):
+        """`disk_bytes`: each node has a disk of its own, of this size. Mounting it needs root."""
         self.path, self.workers = path, workers
+        self.disk_bytes = disk_bytes
         self.local = LocalCluster(path, count, CONFIG, workers=workers, spawn=spawn)
         self.links = Links()
         self._held = contextlib.ExitStack()
@@ -82,6 +88,10 @@ class Cluster:
     def __enter__(self) -> Cluster:
         self.links.__enter__()
         try:
+            for number in range(1, self.local.count + 1) if self.disk_bytes else ():
+                data = self.path / f"node-{number}" / "data"
+                data.parent.mkdir()
+                self._held.enter_context(small_disk(data, self.disk_bytes))
             self.local.open()
             self._wire()
             self.local.start(timeout_s=WAIT_S)
@@ -135,8 +145,14 @@ class Cluster:
         self.local.start(numbers, WAIT_S)
 
     def stop(self, numbers) -> dict[int, int]:
-        """Stop the nodes with SIGTERM, at the same time. Return their exit codes."""
-        return self.local.stop(numbers, WAIT_S)
+        """Stop the nodes with SIGTERM, at the same time. Return their exit codes, 0 for a node that has ended
+        because its disk was full."""
+        codes = self.local.stop(numbers, WAIT_S)
+        return {each: 0 if self._was_full(each) else code for each, code in codes.items()}
+
+    def _was_full(self, number: int) -> bool:
+        process = self.nodes[number].process
+        return self.disk_bytes > 0 and process is not None and process.poll() == NO_DIRECTORY
 
     def signal(self, number: int, what: signal.Signals) -> None:
         """Send a signal to all processes of a node."""
@@ -173,10 +189,12 @@ class Cluster:
         return asyncio.run(all_of_them())
 
     def whole(self, topic: str) -> None:
-        """Wait until, for all brokers, each partition has a leader and all replicas are in its ISR."""
+        """Wait until, for all brokers, each partition has a leader and all replicas are in its ISR. A node
+        that has ended because its disk was full starts again."""
         numbers = tuple(self.nodes)
 
         def so() -> bool:
+            self.start(filter(self._was_full, numbers))
             first, *others = self.seen(topic)
             return (
                 len(first) == PARTITIONS

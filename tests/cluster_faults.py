@@ -1,7 +1,7 @@
 """Faults of a cluster of cluster_checker: nodes and workers are killed, paused and stopped, links are cut.
 
-A seed gives the same faults in the same order again, but not the same moments. ALL, WORKERS, SHORT and
-SHORT_WORKERS are what the tests choose from; a fault that is listed twice is chosen twice as often.
+A seed gives the same faults in the same order again, but not the same moments. ALL, WORKERS, DISKS, SHORT
+and SHORT_WORKERS are what the tests choose from; a fault that is listed twice is chosen twice as often.
 
 Use: cluster_checker.Story, tests/integration/test_cluster_kills.py."""
 
@@ -145,6 +145,18 @@ class Faults:
                 found.append((number, index, of_node[index]))
         return found
 
+    def fill_a_disk(self) -> None:
+        """Of a node that runs. It may lose its only log directory, and end (`Cluster.whole` starts it)."""
+        (number,) = self.some(1)
+        self.tell(f"the disk of {number} is full")
+        ballast = self.cluster.nodes[number].data_dir / "ballast"
+        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(1 << 12)):
+                pass
+        self.pause(0.1, self.chance.choice((1.0, 4.0, 12.0)))
+        ballast.unlink()
+        self.tell(f"the disk of {number} has room again")
+
     def cut_a_link(self) -> None:
         source, target = self.some(2)
         ways = self.chance.choice(
@@ -212,6 +224,10 @@ WORKERS = (  # with several workers
     Faults.kill_a_worker_of_the_active_controller,
     Faults.kill_a_worker_of_the_active_controller,
     Faults.halt_a_worker,
+)
+DISKS = (  # of nodes with small disks
+    *ALL,
+    *[Faults.fill_a_disk] * len(ALL),
 )
 SHORT = (Faults.kill_one, Faults.halt_for_a_moment, Faults.cut_a_link)
 SHORT_WORKERS = (Faults.kill_a_worker_of_the_active_controller, Faults.kill_one, Faults.halt_a_worker)

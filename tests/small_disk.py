@@ -12,7 +12,7 @@ import pytest
 def small_disk(where: Path, size: int) -> Iterator[Path]:
     """A file system of `size` bytes at `where`, which is made."""
     where.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", where]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(where)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("mounting a small file system needs root")
     try:

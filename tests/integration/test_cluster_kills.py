@@ -1,5 +1,5 @@
-"""Nodes and workers of a cluster are killed, paused and cut off; no acknowledged record is lost, doubled or
-moved, and an exactly-once pipeline copies each record once.
+"""Nodes and workers of a cluster are killed, paused and cut off, and their disks are full. No acknowledged
+record is lost, doubled or moved, and an exactly-once pipeline copies each record once.
 
 A fault of each kind by a fixed seed here; in `make soak` stories of ten faults of all kinds, with new seeds.
 KAFKAD_ROUNDS is the number of faults of each test. KAFKAD_CLUSTER_SEED is the seed of the first story, and
@@ -12,11 +12,12 @@ import random
 import pytest
 
 from tests.cluster_checker import Cluster, Story
-from tests.cluster_faults import ALL, SHORT, SHORT_WORKERS, WORKERS
+from tests.cluster_faults import ALL, DISKS, SHORT, SHORT_WORKERS, WORKERS, Faults
 from tests.cluster_transactions import PipelineStory
 from tests.mixed_cluster import MIXED, SHORT_MIXED, MixedCluster, MixedStory
 
 FAULTS_OF_A_STORY = 10
+DISK_BYTES = 256 << 20
 
 
 def stories(rounds, kinds, short):
@@ -46,6 +47,14 @@ def test_a_cluster_loses_nothing_whatever_is_killed(tmp_path, rounds):
 def test_a_pipeline_copies_each_record_once_whatever_nodes_and_workers_are_killed(tmp_path, rounds):
     with Cluster(tmp_path, workers=2) as cluster:
         for seed, faults in stories(rounds(3, 300), WORKERS, SHORT_WORKERS):
+            assert PipelineStory(cluster, seed).tell(faults) > 60
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_a_pipeline_copies_each_record_once_whatever_disks_are_full(tmp_path, rounds):
+    with Cluster(tmp_path, disk_bytes=DISK_BYTES) as cluster:
+        for seed, faults in stories(rounds(1, 100), DISKS, (Faults.fill_a_disk,)):
             assert PipelineStory(cluster, seed).tell(faults) > 60
 
 

@@ -316,6 +316,8 @@ class Observer(MetadataReplica):
             raise Malformed(f"snapshot {snapshot} came damaged")
         if min(snapshot) < 0 or snapshot[0] <= self.image.offset or snapshot[0] < self.high_watermark:
             raise Malformed(f"snapshot {snapshot} is offered where {self.high_watermark} is committed")
+        if snapshot == self._fetching:
+            return  # offered again, to a Fetch that was sent elsewhere meanwhile: a piece may be on its way
         logger.info("fetching the metadata snapshot at offset %d, epoch %d", *snapshot)
         self._fetching, self._position = snapshot, 0
 

@@ -262,6 +262,16 @@ def test_a_snapshot_comes_in_pieces_and_the_log_goes_on_above_it(world):
     assert world.apply() == ["a", "b"] and world.asked == (51, 2, 2)
 
 
+def test_a_snapshot_that_is_offered_again_keeps_its_pieces(world):
+    """Another voter may be asked while a piece is on its way."""
+    content, snapshot = snapshot_of("a", "b", epoch=2), (50, 2)
+    assert world.offers(*snapshot, epoch=2)
+    assert world.piece(snapshot, 0, content[:100], len(content), epoch=2)
+    assert world.offers(*snapshot, epoch=2)
+    assert world.piece(snapshot, 100, content[100:], len(content), epoch=2)
+    assert world.apply() == ["a", "b"]
+
+
 def test_half_a_snapshot_is_begun_again_after_a_restart_or_with_another_leader(world):
     content = snapshot_of("a")
     world.fetched(epoch=1)

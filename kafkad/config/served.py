@@ -29,7 +29,6 @@ from kafkad.protocol.errors import INVALID_CONFIG, KafkaError
 logger = logging.getLogger("kafkad")
 
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-CONTROLLER_PROTOCOLS: Final = ("PLAINTEXT", "SASL_PLAINTEXT")
 NOT_FOR_ONE_LISTENER: Final = "kafkad applies it to all listeners alike"
 PREFIXES: Final = {  # prefix of keys that only a plug-in reads -> a key with the same treatment
     "metrics.context.": "metric.reporters",
@@ -55,7 +54,8 @@ def treatment(name: str) -> Treatment:
 def unserved_values(config: BrokerConfig) -> list[str]:
     """Return one error message per refused value."""
     found = [sentence for name, text in config.given.items() if (sentence := unserved_message(name, text))]
-    of_roles = _unserved_protocols(config) if is_alone(config) else _unserved_in_cluster(config)
+    # a node alone does not open the controller's listeners, so they may have any protocol
+    of_roles = () if is_alone(config) else _unserved_in_cluster(config)
     return [*of_roles, *found]
 
 
@@ -156,20 +156,6 @@ def _shown(name: str, text: str, keys: Mapping[str, Key] | None) -> str:
     key = _row(name, keys)
     secret = key.sensitive if key is not None else name.endswith(("key", "password", "secret"))
     return HIDDEN if secret else text
-
-
-def _unserved_protocols(config: BrokerConfig) -> Iterator[str]:
-    """Yield an error message per controller listener whose protocol is not supported. The protocol comes from
-    the listener's name or from listener.security.protocol.map."""
-    for endpoint in config.controller_endpoints:
-        if endpoint.protocol in CONTROLLER_PROTOCOLS:
-            continue
-        wrong = f"{endpoint.protocol} is not supported for a node that is a cluster by itself; use PLAINTEXT"
-        if endpoint.listener != endpoint.protocol:
-            wrong = (
-                f"listener.security.protocol.map makes {endpoint.listener} {endpoint.protocol}, and {wrong}"
-            )
-        yield f"Invalid value {endpoint} for configuration listeners: {wrong}"
 
 
 def _unserved_in_cluster(config: BrokerConfig) -> Iterator[str]:

@@ -76,6 +76,7 @@ class Broker:
         self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
         self._listen = listen if listen is not None or properties is not None else "127.0.0.1:0"
+        self._listeners: str | None = None
         self._scratch: Path | None = None
         self._data_dir = Path(data_dir) if data_dir is not None else None
 
@@ -191,8 +192,10 @@ class Broker:
         """Stop the broker if it runs, and start it again with the same data on the same port."""
         if self.running:
             self.stop()
-        if self.port:
+        if self.port and self._listen is not None:
             self._listen = self.bootstrap
+        elif self.port:
+            self._listeners = self._listeners_on_this_port()
         self.start()
 
     def close(self) -> None:
@@ -219,6 +222,16 @@ class Broker:
 
     # -- internals
 
+    def _listeners_on_this_port(self) -> str | None:
+        """Return the listeners of `properties` with the port that was picked in place of port 0, or None if
+        none was picked. `--listen` would replace them by one PLAINTEXT listener."""
+        from kafkad.config.properties import read_properties
+
+        assert self.properties is not None
+        given = str({**read_properties(self.properties), **self.config}.get("listeners", ""))
+        picked = re.sub(r":0(?=\s*(,|$))", f":{self.port}", given, count=1)
+        return picked if picked != given else None
+
     def _command(self) -> list[str]:
         command = [self.python, "-m", "kafkad.testing.launch", str(os.getpid()), "serve"]
         if self.properties is not None:
@@ -228,7 +241,8 @@ class Broker:
         if self._listen is not None:
             command += ["--listen", self._listen]
         command += ["--workers", str(self.workers)]
-        for key, value in self.config.items():
+        listeners = {"listeners": self._listeners} if self._listeners else {}
+        for key, value in {**self.config, **listeners}.items():
             command += ["--override", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
         return command
 

@@ -13,8 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kafkad.client.cluster import Cluster
+from kafkad.client.security import Security
 from kafkad.testing import Broker, BrokerFailed
 from tests.clients import create_topic, produce, python_path, read_partition, wait_until
+from tests.jvm import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -194,6 +197,31 @@ def test_a_group_does_not_wait_for_more_members_unless_it_is_told_to(tmp_path):
         Broker(config={"group.initial.rebalance.delay.ms": 5}).config["group.initial.rebalance.delay.ms"] == 5
     )
     assert Broker(properties=tmp_path / "server.properties").config == {}
+
+
+@pytest.mark.parametrize("port", [0, None], ids=["a port that is picked", "a port of the file"])
+def test_a_restart_keeps_the_listeners_of_a_properties_file(tmp_path, port):
+    """It had one PLAINTEXT listener afterwards: whoever did not log in was served."""
+    plain = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    jaas = f'{plain} username="admin" password="admin-secret" user_admin="admin-secret";'
+    file = tmp_path / "server.properties"
+    given = {
+        "listeners": f"SASL_PLAINTEXT://127.0.0.1:{free_port() if port is None else port}",
+        "security.inter.broker.protocol": "SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": jaas,
+    }
+    file.write_text("".join(f"{key}={value}\n" for key, value in given.items()))
+    login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas}
+    with Broker(properties=file, data_dir=tmp_path / "data") as broker:
+        for stop in (broker.stop, broker.kill, lambda: None):
+            before = broker.bootstrap
+            stop()
+            broker.restart()
+            assert broker.bootstrap == before
+            with Cluster(broker.bootstrap, security=Security.of(login)) as cluster:
+                assert list(cluster.brokers())
 
 
 def test_a_failed_test_shows_the_log_of_its_broker_and_a_conftest_configures_it(tmp_path):

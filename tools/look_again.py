@@ -28,7 +28,7 @@ Failure = tuple[str, int]  # the test, and the workers of its brokers
 
 
 def objection(runs: list[dict[str, Any]]) -> str | None:
-    """Say why nothing is looked at again, or return None. `runs`: the lines that tests/failed_tests writes."""
+    """Return why nothing is looked at again, or None. `runs`: the lines that tests/failed_tests writes."""
     failed = failures(runs)
     if len(runs) != RUNS:
         return f"{len(runs)} of {RUNS} runs of pytest came to their end"

@@ -100,7 +100,7 @@ class Connection:
             self._authenticate(self._security, self._host)
         if version is None:
             version = self.version_for(type(request))
-        self._correlation += 1
+        self._correlation = (self._correlation + 1) & 0x7FFFFFFF
         frame = codec.encode_request(request, version, self._correlation, self.client_id)
         try:
             self._socket.sendall(len(frame).to_bytes(4, "big") + frame)

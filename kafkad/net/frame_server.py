@@ -2,7 +2,8 @@
 
 One request of a connection is served at a time, and its answers go out in order, as Kafka's own network
 threads do it. A peer that does not read its answers makes nobody wait but itself. A connection ends, with a
-logged reason, when its bytes are no frame, when it is idle for `idle_s`, or when there are too many.
+logged reason, when its bytes are no frame, when it is idle for `idle_s` (None: never), or when there are too
+many.
 
 Use: server/controller_node."""
 
@@ -88,7 +89,7 @@ class FrameServer:
         *,
         frame_size_max: int,
         connections_max: int = 1 << 31,
-        idle_s: float = 600.0,
+        idle_s: float | None = 600.0,
         login_size_max: int = 1 << 19,
         certified: Callable[[FrameConnection, bytes], object] | None = None,
     ) -> None:

@@ -38,6 +38,7 @@ PHASE_AUTHENTICATING: Final = 1
 PHASE_READY: Final = 2
 STORE_BYTES_MAX: Final = 4 << 20
 REAUTH_MIN_MS: Final = 1_000  # a connection may not re-authenticate more often
+NEVER_MS: Final = (1 << 63) - 1  # connections.max.reauth.ms may be this large
 
 
 class Session:
@@ -218,7 +219,7 @@ class Authentication:
             connection.phase = PHASE_READY
             if authenticator.session_ms is not None:
                 now_ms = self._services.clock.monotonic_ms()
-                connection.session_expires_ms = now_ms + authenticator.session_ms
+                connection.session_expires_ms = min(now_ms + authenticator.session_ms, NEVER_MS)
         else:
             connection.phase = PHASE_AUTHENTICATING if authenticator.raw else PHASE_HANDSHAKE
         if answer.response is None:

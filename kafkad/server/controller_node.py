@@ -246,11 +246,12 @@ class ControllerNode:
 
     async def _serve(self, sockets: list[tuple[socket, Endpoint]]) -> None:
         config = self.config
+        idle_ms = config.connections_max_idle_ms
         self.server = FrameServer(
             self.dispatcher.answer,
             frame_size_max=config.socket_request_max_bytes,
             connections_max=config.max_connections,
-            idle_s=config.connections_max_idle_ms / 1000,
+            idle_s=idle_ms / 1000 if idle_ms >= 0 else None,
             login_size_max=config.sasl_server_max_receive_size,
             certified=CertificateNames(config, config.controller_endpoints),
         )

@@ -121,6 +121,7 @@ logger = logging.getLogger("kafkad")
 IMAGE_TIMEOUT_S = 5.0  # after this, log that we wait, and continue to wait
 REJOIN_S = 1.0  # how long a restarted worker waits for others that are not up either
 BUFFERED_BYTES_MAX = 512 << 20  # of incomplete requests, if queued.max.request.bytes is not set
+IDLE_MS_MAX = 1 << 53  # connections.max.idle.ms goes up to Long.MAX, which a clock cannot be added to
 FREED_AT_ONCE = 1_000  # partitions of deleted topics between two garbage collections
 CONNECTIONS = "connections"
 
@@ -525,7 +526,7 @@ class Worker:
             connections_max=config.max_connections,
             connections_max_per_ip=config.max_connections_per_ip,
             connections_max_per_ip_overrides=host_limits.of_addresses(config.host_connection_limits),
-            connections_max_idle_ms=config.connections_max_idle_ms,
+            connections_max_idle_ms=min(config.connections_max_idle_ms, IDLE_MS_MAX),
             send_buffer_bytes=config.socket_send_buffer_bytes,
             # Kafka's default of 100 KB would keep the kernel from adapting the size to the load
             receive_buffer_bytes=config.socket_receive_buffer_bytes
@@ -774,7 +775,7 @@ class Worker:
         self.reactor.set_limits(
             connections_max=config.max_connections,
             connections_max_per_ip=config.max_connections_per_ip,
-            connections_max_idle_ms=config.connections_max_idle_ms,
+            connections_max_idle_ms=min(config.connections_max_idle_ms, IDLE_MS_MAX),
             fetch_max_bytes=config.fetch_max_bytes,
         )
         self.host_limits.set(config.host_connection_limits)

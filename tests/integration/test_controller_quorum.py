@@ -202,6 +202,12 @@ def test_a_controller_of_one_is_active_at_once_and_after_a_kill(tmp_path):
         asyncio.run(run(quorum))
 
 
+def test_a_controller_without_an_idle_time_serves(tmp_path):
+    """connections.max.idle.ms=-1 is for ever; it closed each connection at once."""
+    with ControllerQuorum(tmp_path, 3, {**QUICK, "connections.max.idle.ms": -1}) as quorum:
+        assert asyncio.run(quorum.leader()) in quorum.nodes
+
+
 def test_bytes_that_are_no_request_close_the_connection_and_nothing_else(tmp_path):
     async def send(port, content):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

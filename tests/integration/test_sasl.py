@@ -555,6 +555,22 @@ def test_a_session_ends_unless_the_client_authenticates_anew(tmp_path):
         assert not troubles
 
 
+def test_the_longest_values_of_times_are_for_ever(tmp_path):
+    """Long.MAX: a login failed, and waiting Fetches were answered by chance."""
+    longest = str((1 << 63) - 1)
+    more = {"connections.max.reauth.ms": longest, "connections.max.idle.ms": longest}
+    with secured(tmp_path, **more) as broker, authenticated(broker) as wire:
+        assert works(wire) == 1
+        create_topic(wire, "t")
+        cls = messages.FetchRequest
+        topics = [cls.Topics(topic="t", partitions=[cls.Topics.Partitions(partition_max_bytes=100)])]
+        request = cls(max_wait_ms=20, min_bytes=1, max_bytes=100, topics=topics)
+        began = time.monotonic()
+        for _ in range(30):
+            assert wire.ask(request, 11).error_code == 0
+        assert time.monotonic() - began < 15, "each waits for its max_wait_ms, not for another timer"
+
+
 def test_users_survive_a_restart_and_a_deleted_one_is_out(tmp_path):
     broker = secured(tmp_path)
     with broker:

@@ -8,7 +8,7 @@
 #   make bench   kafkad beside JVM Kafka and a bare C loop: tables, JSON, a plot; BENCH_ARGS="--quick --check"
 #   make sanitize  the data plane's tests with AddressSanitizer and UBSan; SANITIZE_ARGS="-k mailbox" narrows them
 #   make demo    336,776 flights through kafkad and Spark into Parquet, with a kill -9 in the middle, proved
-#   make soak    the long versions of the kill, power-loss and fuzz tests
+#   make soak    the long versions of the kill, power-loss and fuzz tests, and all clients over SASL_SSL
 #   make wheels  a source distribution and a wheel for each Python and machine, in dist/, each tried; WHEELS=3.12-x86_64
 #   make clean   removes what was built (not ./data)
 #
@@ -119,6 +119,9 @@ demo: $(VENV)/.stamp-test build/.stamp-native java
 
 soak: $(VENV)/.stamp-test build/.stamp-native java jars
 	@KAFKAD_SOAK=1 $(PY) -m pytest -m "soak or soak_only" --timeout=7200 $(PYTEST_ARGS)
+ifeq ($(strip $(PYTEST_ARGS)),)
+	@$(PY) -m pytest $(SIDE_BY_SIDE) --secured --workers 2 tests/integration
+endif
 
 wheels: $(VENV)/.stamp-test java
 	@$(PIP) install ziglang wheel $(LOGGED)

@@ -1,10 +1,14 @@
-"""librdkafka in a few verbs, for the tests: produce, read, wait. Whatever goes wrong fails the test."""
+"""librdkafka in a few verbs, for the tests: produce, read, wait. Whatever goes wrong fails the test.
+
+`broker` has an address, and perhaps a login (tests/logins.py)."""
 
 import os
 import time
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.logins import librdkafka
 
 WAIT_S = 30
 
@@ -14,8 +18,12 @@ def python_path(directory):
     return {"PYTHONPATH": os.pathsep.join([str(directory), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
+def admin_client(broker):
+    return AdminClient(librdkafka(broker))
+
+
 def producer(broker, **config):
-    return Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 5, **config})
+    return Producer({**librdkafka(broker), "linger.ms": 5, **config})
 
 
 def produce(broker, topic, records, **config):
@@ -37,7 +45,7 @@ def produce(broker, topic, records, **config):
 def consumer(broker, group="reader", **config):
     return Consumer(
         {
-            "bootstrap.servers": broker.bootstrap,
+            **librdkafka(broker),
             "group.id": group,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
@@ -78,6 +86,6 @@ def wait_until(condition, timeout=WAIT_S):
 
 
 def create_topic(broker, name, partitions=1, config=None):
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin = admin_client(broker)
     admin.create_topics([NewTopic(name, partitions, 1, config=config or {})])[name].result(WAIT_S)
     return name

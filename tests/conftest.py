@@ -3,7 +3,8 @@
 The client tests take their broker from the fixture `broker` (one for the session) or `make_broker` (as many
 as the test wants), and do not care what it is: `pytest --broker=jvm` runs the same tests against JVM Kafka,
 which proves the tests, and `--broker=kafkad`, the default, against kafkad. `--workers 2` has every broker of
-the tests served by two workers.
+the tests served by two workers. `--secured` runs the tests that are marked `secured`, and their clients log
+in over TLS and need rights (tests/guarded.py; tests/logins.py has what each kind of client needs for that).
 
 `rounds(20, 200)` is 20 in the suite and 200 in `make soak`; KAFKAD_ROUNDS and KAFKAD_SEED choose otherwise.
 """
@@ -38,14 +39,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many processes serve each broker of the tests that does not say it itself",
     )
     parser.addoption(
+        "--secured",
+        action="store_true",
+        help="the tests marked `secured`, with brokers whose clients need TLS, a login and ACLs",
+    )
+    parser.addoption(
         "--marked",
         action="store_true",
-        help="only the tests that are marked to run with this number of workers, too",
+        help="only the tests that are marked to run with this number of workers, too; with --secured, those "
+        "that are marked `secured(short=True)`",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["KAFKAD_WORKERS"] = str(config.getoption("--workers"))
+    if config.getoption("--secured"):
+        os.environ["KAFKAD_SECURED"] = "1"
     # a test run in the background may have been told to ignore these; its brokers must not inherit that
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
@@ -77,10 +86,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     items.sort(key=place_beside_others if hasattr(config, "workerinput") else place)
     soaking, marked = os.environ.get("KAFKAD_SOAK") == "1", config.getoption("--marked")
+    secured = config.getoption("--secured")
 
     def is_meant(item: pytest.Item) -> bool:
         if item.get_closest_marker("soak_only") and not soaking:
             return False
+        if secured:
+            mark = item.get_closest_marker("secured")
+            return mark is not None and (not marked or mark.kwargs.get("short", False))
         mark = item.get_closest_marker("workers")
         return not marked or (mark is not None and config.getoption("--workers") in mark.args)
 
@@ -119,6 +132,10 @@ def new_broker(kind: str, directory: Path, config: dict[str, object]):
     """A broker of the kind under test, not yet started; a context manager."""
     from tests.jvm import TEST_CONFIG, JvmKafka
 
+    if os.environ.get("KAFKAD_SECURED"):
+        from tests.guarded import guarded
+
+        return guarded(kind, directory / "data", config)
     if kind == "jvm":
         return JvmKafka(directory / "data", config=config)
     from kafkad.testing import Broker

@@ -4,6 +4,7 @@ and compare the results.
     python tools/spark_matrix.py                          all cases, all three brokers
     python tools/spark_matrix.py --only codec             cases whose name contains this
     python tools/spark_matrix.py --brokers kafkad -v      one broker; shows the results
+    python tools/spark_matrix.py --secured                SASL_SSL and ACLs for all clients of all cases
     PYTHONPATH=/opt/pyspark-4.3.0 python tools/spark_matrix.py    another PySpark
     python tools/spark_matrix.py --report --write docs/spark.md   runs nothing: the table, from the JSON files
 
@@ -12,7 +13,7 @@ into a document, between its two markers. The exit code is 1 if a cell differs o
 
 The cases are in spark_cases.py, their environment in spark_world.py. A proxy in front of each broker counts
 the requests (counting_proxy.py). They are printed, not compared, because it is random how often a client
-polls.
+polls. With --secured there is no proxy, and the cases in which it kills the broker are left out.
 """
 
 from __future__ import annotations
@@ -38,12 +39,17 @@ RESULTS = ROOT / ".cache" / "spark"
 BEGIN, END = "<!-- matrix: begin (tools/spark_matrix.py --write) -->", "<!-- matrix: end -->"
 BROKERS = ("kafkad", "kafkad-2", "jvm")  # kafkad with one worker, with two
 SHOWN = ("kafkad", "jvm")  # whose requests the table has
+BY_PROXY = "trouble: "  # cases in which the proxy kills the broker at a request
 
 # a cell: broker -> {"result" or "error" and "trace", "requests", "versions", "seconds"}
 
 
 def run(
-    spark: Any, brokers: list[str], names: list[str], done: Callable[[str, dict[str, Any]], None]
+    spark: Any,
+    brokers: list[str],
+    names: list[str],
+    done: Callable[[str, dict[str, Any]], None],
+    secured: bool = False,
 ) -> None:
     """Run each case on each broker in turn, and call `done` with its cell; an exception is a cell, too."""
     scratch = Path(tempfile.mkdtemp(prefix="spark-matrix-"))
@@ -52,7 +58,7 @@ def run(
             worlds = []
             for kind in brokers:
                 proxy = open_until_the_end.enter_context(CountingProxy())
-                worlds.append(open_until_the_end.enter_context(World(kind, spark, scratch, proxy)))
+                worlds.append(open_until_the_end.enter_context(World(kind, spark, scratch, proxy, secured)))
             for name in names:
                 done(name, {world.kind: run_case(world, name) for world in worlds})
     finally:
@@ -179,6 +185,7 @@ def main() -> int:
     add = parser.add_argument
     add("--only", action="append", default=[], help="cases whose name contains this; may be repeated")
     add("--brokers", default=",".join(BROKERS))
+    add("--secured", action="store_true", help="all clients log in over TLS and need rights")
     add("--report", action="store_true", help="run nothing")
     add("--write", type=Path, help="the document whose table is replaced")
     add("-v", "--verbose", action="store_true", help="show the results")
@@ -188,8 +195,10 @@ def main() -> int:
         import pyspark
 
         names = [name for name in CASES if not options.only or any(part in name for part in options.only)]
+        if options.secured:
+            names = [name for name in names if not name.startswith(BY_PROXY)]
         RESULTS.mkdir(parents=True, exist_ok=True)
-        path = RESULTS / f"matrix-{pyspark.__version__}.json"
+        path = RESULTS / f"{'secured' if options.secured else 'matrix'}-{pyspark.__version__}.json"
         kept = json.loads(path.read_text())["cells"] if path.exists() else {}
 
         def done(name: str, cell: dict[str, Any]) -> None:
@@ -201,7 +210,7 @@ def main() -> int:
 
         spark = make_spark()
         try:
-            run(spark, options.brokers.split(","), names, done)
+            run(spark, options.brokers.split(","), names, done, options.secured)
         finally:
             spark.stop()
     if options.write:

@@ -44,6 +44,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 from counting_proxy import UNCOUNTED, CountingProxy  # noqa: E402
 
 from kafkad.testing import Broker  # noqa: E402
+from tests import logins  # noqa: E402
+from tests.guarded import guarded  # noqa: E402
 from tests.jvm import JARS, TEST_CONFIG, JvmKafka, fetch_jars  # noqa: E402
 from tests.secured_broker import SecuredBroker  # noqa: E402
 
@@ -106,18 +108,28 @@ def make_spark(**settings: str) -> Any:
 
 class World:
     """A broker of one kind (kafkad, kafkad-2, jvm), and the operations of a case; call `begin(case)`
-    first."""
+    first. If it is secured, all clients log in over TLS and need rights, without the proxy, which could not
+    read their requests."""
 
-    def __init__(self, kind: str, spark: Any, scratch: Path, proxy: CountingProxy) -> None:
+    def __init__(
+        self, kind: str, spark: Any, scratch: Path, proxy: CountingProxy, secured: bool = False
+    ) -> None:
         self.kind, self.spark, self.scratch, self.proxy = kind, spark, scratch, proxy
-        config = {**BROKER_CONFIG, "advertised.listeners": f"PLAINTEXT://{proxy.address}"}
+        config: dict[str, object] = {**BROKER_CONFIG}
         data = scratch / kind / "data"
         data.parent.mkdir(parents=True)
-        self.broker: Any = (
-            JvmKafka(data, config=config)
-            if kind == "jvm"
-            else Broker(2 if kind == "kafkad-2" else None, config=config, data_dir=data)
-        )
+        workers = 2 if kind == "kafkad-2" else None
+        self.is_secured = secured
+        self.broker: Any
+        if secured:
+            self.broker = guarded(kind, data, config, workers)
+        else:
+            config["advertised.listeners"] = f"PLAINTEXT://{proxy.address}"
+            self.broker = (
+                JvmKafka(data, config=config)
+                if kind == "jvm"
+                else Broker(workers, config=config, data_dir=data)
+            )
         # a process dies with the thread that made it (PR_SET_PDEATHSIG), so this one stays
         self._starter = ThreadPoolExecutor(max_workers=1)
         self.case, self._topics, self._runs, self.kills = "", 0, 0, 0
@@ -141,7 +153,10 @@ class World:
     @property
     def own(self) -> dict[str, Any]:
         """Return the settings of a client that the proxy does not count."""
-        return {"bootstrap.servers": self.proxy.address, "client.id": UNCOUNTED, "log_level": 0}
+        address = (
+            logins.librdkafka(self.broker) if self.is_secured else {"bootstrap.servers": self.proxy.address}
+        )
+        return {**address, "client.id": UNCOUNTED, "log_level": 0}
 
     def topic(self, partitions: int = 1, name: str = "", **config: object) -> str:
         """Create a topic named after the case; configuration keys are like `retention_ms`."""
@@ -321,7 +336,10 @@ class World:
 
     def _options(self, builder: Any, subscribe: str, options: dict[str, object]) -> Any:
         """Return options with Kafka's names: `kafka_max_poll_records` is kafka.max.poll.records."""
-        builder = builder.option("kafka.bootstrap.servers", self.proxy.address)
+        if self.is_secured:
+            builder = builder.options(**logins.spark(self.broker))
+        else:
+            builder = builder.option("kafka.bootstrap.servers", self.proxy.address)
         if subscribe:
             builder = builder.option("subscribe", subscribe)
         for name, value in options.items():

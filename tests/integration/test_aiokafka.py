@@ -11,8 +11,9 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import MessageSizeTooLargeError
 
 from tests.clients import WAIT_S, create_topic
+from tests.logins import aiokafka
 
-pytestmark = pytest.mark.workers(2)
+pytestmark = [pytest.mark.workers(2), pytest.mark.secured]
 
 CODECS = [None, "gzip", "snappy", "lz4", "zstd"]
 
@@ -36,7 +37,7 @@ def new_topic(broker):
 
 def consumer(broker, *topics, **config):
     config = {"auto_offset_reset": "earliest", "enable_auto_commit": False, **config}
-    return AIOKafkaConsumer(*topics, bootstrap_servers=broker.bootstrap, **config)
+    return AIOKafkaConsumer(*topics, **aiokafka(broker), **config)
 
 
 async def read(client: AIOKafkaConsumer, count: int) -> list[ConsumerRecord]:
@@ -51,12 +52,13 @@ async def until(condition):
 
 
 @pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.secured(short=True)
 def test_every_codec(broker, new_topic, codec):
     topic = new_topic()
     sent = [(b"%d" % n, b"value %d " % n * 10) for n in range(200)]
 
     async def scenario():
-        producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap, compression_type=codec, linger_ms=5)
+        producer = AIOKafkaProducer(**aiokafka(broker), compression_type=codec, linger_ms=5)
         async with producer:
             futures = [await producer.send(topic, value, key) for key, value in sent]
             metadata = await asyncio.gather(*futures)
@@ -74,7 +76,7 @@ def test_every_acks(broker, new_topic, options):
     topic = new_topic()
 
     async def scenario():
-        async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap, **options) as producer:
+        async with AIOKafkaProducer(**aiokafka(broker), **options) as producer:
             for n in range(50):
                 await producer.send_and_wait(topic, b"%d" % n)
         async with consumer(broker, topic) as reader:
@@ -85,13 +87,14 @@ def test_every_acks(broker, new_topic, options):
     assert [record.offset for record in records] == list(range(50))
 
 
+@pytest.mark.secured(short=True)
 def test_headers_nulls_and_ten_megabytes(broker, new_topic):
     size = 10 * 1024 * 1024
     topic = new_topic(max_message_bytes=str(size + 1024))
     headers = [("a", b"1"), ("a", b"2"), ("b", b"")]
 
     async def scenario():
-        producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap, max_request_size=size + 1024)
+        producer = AIOKafkaProducer(**aiokafka(broker), max_request_size=size + 1024)
         async with producer:
             await producer.send_and_wait(topic, None, b"k", headers=headers)
             await producer.send_and_wait(topic, b"y" * size)
@@ -109,7 +112,7 @@ def test_a_record_over_the_limit_is_refused(broker, new_topic):
     topic = new_topic(max_message_bytes="1000")
 
     async def scenario():
-        async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap) as producer:
+        async with AIOKafkaProducer(**aiokafka(broker)) as producer:
             with pytest.raises(MessageSizeTooLargeError):
                 await producer.send_and_wait(topic, b"x" * 5000)
             return await producer.send_and_wait(topic, b"x")
@@ -123,7 +126,7 @@ def test_seeks_by_offset_and_time(broker, new_topic):
     partition = TopicPartition(topic, 0)
 
     async def scenario():
-        async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap, linger_ms=5) as producer:
+        async with AIOKafkaProducer(**aiokafka(broker), linger_ms=5) as producer:
             await asyncio.gather(
                 *[await producer.send(topic, b"%d" % n, timestamp_ms=start + n * 100) for n in range(100)]
             )
@@ -141,12 +144,13 @@ def test_seeks_by_offset_and_time(broker, new_topic):
     run(scenario())
 
 
+@pytest.mark.secured(short=True)
 def test_members_share_leave_and_take_up_commits(broker, new_topic):
     topic = new_topic(4)
     group = f"aiokafka-{uuid.uuid4().hex[:8]}"
 
     async def scenario():
-        async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap) as producer:
+        async with AIOKafkaProducer(**aiokafka(broker)) as producer:
             for n in range(40):
                 await producer.send_and_wait(topic, b"%d" % n, partition=n % 4)
         quick = {"group_id": group, "heartbeat_interval_ms": 300, "metadata_max_age_ms": 2000}
@@ -189,11 +193,12 @@ def test_a_static_member_keeps_its_partitions_over_a_restart(broker, new_topic):
     run(scenario())
 
 
+@pytest.mark.secured(short=True)
 def test_admin_calls(broker):
     name = f"aiokafka-{uuid.uuid4().hex[:8]}"
 
     async def scenario():
-        admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
+        admin = AIOKafkaAdminClient(**aiokafka(broker))
         await admin.start()
         try:
             await admin.create_topics([NewTopic(name, 2, 1, topic_configs={"retention.ms": "5000000"})])
@@ -207,7 +212,7 @@ def test_admin_calls(broker):
             await admin.alter_configs(
                 [ConfigResource(ConfigResourceType.TOPIC, name, {"retention.ms": "6000000"})]
             )
-            async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap) as producer:
+            async with AIOKafkaProducer(**aiokafka(broker)) as producer:
                 for _ in range(10):
                     await producer.send_and_wait(name, b"x", partition=0)
             await admin.delete_records({TopicPartition(name, 0): RecordsToDelete(before_offset=6)})

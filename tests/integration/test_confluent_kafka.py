@@ -15,7 +15,6 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import (
-    AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
@@ -26,16 +25,26 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from tests.clients import WAIT_S, consumer, create_topic, produce, producer, read, read_partition, wait_until
+from tests.clients import (
+    WAIT_S,
+    admin_client,
+    consumer,
+    create_topic,
+    produce,
+    producer,
+    read,
+    read_partition,
+    wait_until,
+)
 
-pytestmark = pytest.mark.workers(2, 4)
+pytestmark = [pytest.mark.workers(2, 4), pytest.mark.secured]
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
 
 @pytest.fixture
 def admin(broker):
-    return AdminClient({"bootstrap.servers": broker.bootstrap})
+    return admin_client(broker)
 
 
 @pytest.fixture
@@ -55,6 +64,7 @@ def new_topic(admin, unique):
 
 class TestProduceAndConsume:
     @pytest.mark.parametrize("codec", CODECS)
+    @pytest.mark.secured(short=True)
     def test_records_come_back_as_they_went_with_every_codec(self, broker, new_topic, codec):
         topic = new_topic()
         sent = [(b"k%d" % n, b"value %d " % n * 20) for n in range(500)]
@@ -90,6 +100,7 @@ class TestProduceAndConsume:
             assert all(values == sorted(values) for values in by_key.values())
         assert sum(by_partition.values()) == 3000
 
+    @pytest.mark.secured(short=True)
     def test_headers_nulls_and_empty_values(self, broker, new_topic):
         topic = new_topic()
         client = producer(broker)
@@ -118,6 +129,7 @@ class TestProduceAndConsume:
         assert kind == TIMESTAMP_LOG_APPEND_TIME
         assert abs(at - time.time() * 1000) < 60_000
 
+    @pytest.mark.secured(short=True)
     def test_ten_megabyte_records(self, broker, new_topic):
         size = 10 * 1024 * 1024
         topic = new_topic(config={"max.message.bytes": size + 1024})
@@ -186,6 +198,7 @@ class TestSeek:
         ("after_ms", "expected"),
         [(-5000, 0), (0, 0), (1, 1), (500_000, 500), (500_500, 501), (999_000, 999), (999_001, -1)],
     )
+    @pytest.mark.secured(short=True)
     def test_by_time(self, broker, written, after_ms, expected):
         topic, start = written
         client = consumer(broker)
@@ -245,6 +258,7 @@ class TestGroups:
         second.close()
 
     @pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky"])
+    @pytest.mark.secured(short=True)
     def test_members_share_the_partitions_and_take_over_from_one_that_leaves(
         self, broker, new_topic, unique, strategy
     ):
@@ -271,6 +285,7 @@ class TestGroups:
         for member in members:
             member.close()
 
+    @pytest.mark.secured(short=True)
     def test_a_static_member_comes_back_without_a_rebalance(self, broker, new_topic, unique):
         topic, group = new_topic(4), unique("group")
         rebalances = []
@@ -333,6 +348,7 @@ class TestGroups:
 
 
 class TestAdmin:
+    @pytest.mark.secured(short=True)
     def test_topics_come_and_go(self, admin, broker, unique):
         name = unique("admin")
         new = NewTopic(name, 3, 1, config={"retention.ms": "3600000", "segment.bytes": "1048576"})
@@ -445,6 +461,7 @@ class TestAdmin:
         everything = TopicPartition(topic, 0, OFFSET_END)
         assert admin.delete_records([everything])[everything].result(WAIT_S).low_watermark == 100
 
+    @pytest.mark.secured(short=True)
     def test_groups_are_listed_described_altered_and_deleted(self, admin, broker, new_topic, unique):
         topic, group = new_topic(2), unique("admin-group")
         client = producer(broker)
@@ -488,9 +505,10 @@ class TestAdmin:
 
 class TestRestart:
     @pytest.mark.parametrize("how", ["stop", "kill"])
+    @pytest.mark.secured(short=True)
     def test_records_offsets_and_topics_survive(self, make_broker, how):
         broker = make_broker()
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin = admin_client(broker)
         new = NewTopic("kept", 2, 1, config={"segment.bytes": "1048576"})
         admin.create_topics([new])["kept"].result(WAIT_S)
         cluster = admin.describe_cluster().result(WAIT_S).cluster_id
@@ -505,7 +523,7 @@ class TestRestart:
         getattr(broker, how)()
         broker.restart()
 
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin = admin_client(broker)
         assert admin.describe_cluster().result(WAIT_S).cluster_id == cluster
         resource = ConfigResource(ResourceType.TOPIC, "kept")
         assert admin.describe_configs([resource])[resource].result(WAIT_S)["segment.bytes"].value == "1048576"

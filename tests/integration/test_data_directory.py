@@ -4,10 +4,18 @@ import contextlib
 import re
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicCollection, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import (
+    AclOperation,
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
@@ -18,11 +26,13 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from tests.clients import WAIT_S, consumer, produce, producer, read, wait_until
+from tests import guarded
+from tests.clients import WAIT_S, admin_client, consumer, produce, producer, read, wait_until
 from tests.conftest import new_broker
 from tests.jvm import VERSIONS, JvmKafka, run_tool
+from tests.logins import login_of
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.secured]
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 # what DumpLogSegments says when something is wrong
@@ -32,7 +42,7 @@ COMPLAINTS = re.compile(
 
 
 def admin_of(broker) -> AdminClient:
-    return AdminClient({"bootstrap.servers": broker.bootstrap})
+    return admin_client(broker)
 
 
 def create(admin: AdminClient, name: str, partitions: int = 1, **config: str) -> None:
@@ -57,7 +67,8 @@ def write_every_codec(broker, topic: str, count: int, tag: str) -> None:
 
 
 def state_of(broker) -> dict:
-    """All that a client can see of a broker's data: ids, configs, every record, committed offsets."""
+    """All that a client can see of a broker's data: ids, configs, every record, committed offsets, and of a
+    secured one users and ACLs."""
     admin = admin_of(broker)
     names = [name for name in admin.list_topics(timeout=WAIT_S).topics if not name.startswith("__")]
     described = admin.describe_topics(TopicCollection(names))
@@ -90,7 +101,12 @@ def state_of(broker) -> dict:
             (where.topic, where.partition): (where.offset, where.metadata)
             for where in offsets.topic_partitions
         }
-    return {"cluster": admin.describe_cluster().result(WAIT_S).cluster_id, "topics": topics, "groups": groups}
+    return {
+        "cluster": admin.describe_cluster().result(WAIT_S).cluster_id,
+        "topics": topics,
+        "groups": groups,
+        "security": guarded.security_of(broker) if login_of(broker) else None,
+    }
 
 
 def records_of(client: Consumer, topic: str, partition: int) -> list[tuple]:
@@ -106,6 +122,7 @@ def assert_same(now: dict, then: dict) -> None:
     """As `now == then`, but what differs is named before whole topics are printed."""
     assert now["cluster"] == then["cluster"]
     assert now["groups"] == then["groups"]
+    assert now["security"] == then["security"]
     assert set(now["topics"]) == set(then["topics"])
     for name, topic in now["topics"].items():
         other = then["topics"][name]
@@ -143,6 +160,7 @@ class TestDumpLog:
     """Kafka's DumpLogSegments over what the broker wrote."""
 
     @pytest.mark.parametrize("version", VERSIONS)
+    @pytest.mark.secured(short=True)
     def test_segments_and_indexes_are_sound(self, written, version):
         directory = partition_directory(written, "dumped")
         segments = sorted(directory.glob("*.log"))
@@ -202,12 +220,13 @@ class TestRoundTrip:
         [(True, "stop"), (False, "kill")],
         ids=["dynamic quorum, clean stop", "static quorum, killed"],
     )
-    def test_nothing_is_lost_between_the_two(self, tmp_path, broker_kind, standalone, how):
+    def test_nothing_is_lost_between_the_two(self, tmp_path, pytestconfig, broker_kind, standalone, how):
         config = {
             "metadata.log.max.record.bytes.between.snapshots": 4000,  # so that there are several
             "num.partitions": 2,
         }
-        jvm = JvmKafka(tmp_path / "data", standalone=standalone, config=config)
+        new = guarded.GuardedJvm if pytestconfig.getoption("secured") else JvmKafka
+        jvm = new(tmp_path / "data", standalone=standalone, config=config)
         with jvm:
             self.first_writes(jvm)
             before = state_of(jvm)
@@ -227,6 +246,7 @@ class TestRoundTrip:
         with jvm:
             assert_same(state_of(jvm), after)
             produce(jvm, "every-codec", [(b"last", b"last")])
+            self.the_later_user_writes(jvm)
             self.the_group_goes_on(jvm, after)
 
     @contextlib.contextmanager
@@ -240,6 +260,7 @@ class TestRoundTrip:
 
         with Broker(properties=jvm.properties) as broker:
             assert broker.bootstrap == jvm.bootstrap
+            broker.login = login_of(jvm)
             yield broker
 
     def first_writes(self, jvm: JvmKafka) -> None:
@@ -290,6 +311,21 @@ class TestRoundTrip:
             change = ConsumerGroupTopicPartitions(group, [TopicPartition("stamped", 0, 5, metadata="ours")])
             admin.alter_consumer_group_offsets([change])[group].result(WAIT_S)
         wait_until(lambda: "compacted" not in admin.list_topics(timeout=WAIT_S).topics)
+        if login_of(broker):
+            may_write = {(ResourceType.TOPIC, "new"): (AclOperation.WRITE,)}
+            self.later = guarded.add_user(broker, "later", "later-secret", may_write)
+
+    def the_later_user_writes(self, jvm: JvmKafka) -> None:
+        """To the one topic that its ACL names, which was made by the other broker."""
+        if not login_of(jvm):
+            return
+        as_later = SimpleNamespace(bootstrap=jvm.bootstrap, login=self.later)
+        assert produce(as_later, "new", [(b"0", b"later")])[0].offset() > 0
+        outcomes = []
+        client = producer(as_later)
+        client.produce("stamped", b"x", on_delivery=lambda error, _: outcomes.append(error.code()))
+        assert client.flush(WAIT_S) == 0
+        assert outcomes == [KafkaError.TOPIC_AUTHORIZATION_FAILED]
 
     def the_group_goes_on(self, jvm: JvmKafka, after: dict) -> None:
         assert after["groups"]["the-group"][("every-codec", 0)] == (1234, "here")

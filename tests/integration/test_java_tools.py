@@ -11,8 +11,9 @@ import pytest
 
 from tests.clients import create_topic, produce, read_partition
 from tests.jvm import VERSIONS, Said, run_tool
+from tests.logins import tool_options
 
-pytestmark = [pytest.mark.java, pytest.mark.workers(2, 4)]
+pytestmark = [pytest.mark.java, pytest.mark.workers(2, 4), pytest.mark.secured]
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -33,8 +34,9 @@ def tool(request, broker):
 
     def run(name: str, *arguments: object, stdin: str | None = None, check: bool = True) -> Said:
         return run_tool(
-            request.param, name, "--bootstrap-server", broker.bootstrap, *arguments, stdin=stdin, check=check
-        )
+            request.param, name, "--bootstrap-server", broker.bootstrap,
+            *tool_options(broker, request.param, name), *arguments, stdin=stdin, check=check,
+        )  # fmt: skip
 
     run.version = request.param
     return run
@@ -89,6 +91,7 @@ def test_configs_are_altered_and_described(tool, name):
     assert "offsets.topic.num.partitions=4" in tool(*brokers, "--entity-name", 1).stdout
 
 
+@pytest.mark.secured(short=True)
 def test_console_producer_and_consumer(tool, name):
     tool("kafka-topics", "--create", "--topic", name)
     settings = [
@@ -172,6 +175,7 @@ def test_groups_are_listed_described_reset_and_deleted(tool, name, broker):
     assert group not in tool(*groups, "--list").lines
 
 
+@pytest.mark.secured(short=True)
 def test_offsets_directories_cluster_and_deleted_records(tool, name, broker, tmp_path):
     create_topic(broker, name, 2)
     sent = produce(broker, name, [(b"%d" % n, b"%d" % n) for n in range(100)])
@@ -197,7 +201,10 @@ def test_offsets_directories_cluster_and_deleted_records(tool, name, broker, tmp
         f"{name}-1": True,
     }
 
-    cluster = run_tool(tool.version, "kafka-cluster", "cluster-id", "--bootstrap-server", broker.bootstrap)
+    cluster = run_tool(
+        tool.version, "kafka-cluster", "cluster-id", "--bootstrap-server", broker.bootstrap,
+        *tool_options(broker, tool.version, "kafka-cluster"),
+    )  # fmt: skip
     assert re.search(r"Cluster ID: \S{22}\b", cluster.stdout)
 
 
@@ -207,6 +214,7 @@ def test_api_versions_have_all_that_clients_need(tool):
     assert not SERVED - set(usable), printed
 
 
+@pytest.mark.secured(short=True)
 def test_verifiable_producer_and_consumer(tool, name, broker):
     create_topic(broker, name)
     produced = tool("kafka-verifiable-producer", "--topic", name, "--max-messages", 2000, "--acks", -1)
@@ -231,7 +239,7 @@ def test_performance_tools(tool, name, broker):
     produced = run_tool(
         tool.version, "kafka-producer-perf-test", "--topic", name, "--num-records", 20000,
         "--record-size", 500, "--throughput", -1, "--producer-props", f"bootstrap.servers={broker.bootstrap}",
-        "acks=all", "compression.type=lz4",
+        "acks=all", "compression.type=lz4", *tool_options(broker, tool.version, "kafka-producer-perf-test"),
     )  # fmt: skip
     assert "20000 records sent" in produced.stdout
     consumed = tool("kafka-consumer-perf-test", "--topic", name, "--messages", 20000, "--timeout", 30000)

@@ -19,8 +19,9 @@ from kafka.errors import (
 from kafka.structs import OffsetAndMetadata
 
 from tests.clients import WAIT_S, wait_until
+from tests.logins import kafka_python
 
-pytestmark = pytest.mark.workers(2)
+pytestmark = [pytest.mark.workers(2), pytest.mark.secured]
 
 CODECS = [None, "gzip", "snappy", "lz4", "zstd"]
 # what the client takes the broker for: None asks it; (2, 1) is the oldest that Kafka 4 still serves
@@ -29,7 +30,7 @@ SPEAKING = [None, (2, 1), (2, 5), (3, 9)]
 
 @pytest.fixture
 def admin(broker):
-    client = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
+    client = KafkaAdminClient(**kafka_python(broker))
     yield client
     client.close()
 
@@ -50,7 +51,7 @@ def producer(broker):
     made = []
 
     def make(**config):
-        made.append(KafkaProducer(bootstrap_servers=broker.bootstrap, **config))
+        made.append(KafkaProducer(**kafka_python(broker), **config))
         return made[-1]
 
     yield make
@@ -64,7 +65,7 @@ def consumer(broker):
 
     def make(*topics, **config):
         config = {"auto_offset_reset": "earliest", "enable_auto_commit": False, **config}
-        made.append(KafkaConsumer(*topics, bootstrap_servers=broker.bootstrap, **config))
+        made.append(KafkaConsumer(*topics, **kafka_python(broker), **config))
         return made[-1]
 
     yield make
@@ -83,7 +84,7 @@ def read(client, count):
     deadline = time.monotonic() + WAIT_S
     while len(records) < count:
         assert time.monotonic() < deadline, f"{len(records)} of {count} records"
-        for batch in client.poll(500).values():
+        for batch in client.poll(2000).values():  # see two_members_share: a login makes a join longer
             records.extend(batch)
     return records
 
@@ -114,6 +115,7 @@ class TestProduceAndConsume:
             value for _, value in sent
         ]
 
+    @pytest.mark.secured(short=True)
     def test_headers_nulls_and_timestamps(self, producer, consumer, new_topic):
         topic = new_topic()
         headers = [("a", b"1"), ("a", b""), ("ü", b"2")]
@@ -125,6 +127,7 @@ class TestProduceAndConsume:
         assert (first.key, first.value, list(first.headers), first.timestamp) == (b"k", None, headers, at)
         assert (second.key, second.value, second.timestamp) == (None, b"", at + 1)
 
+    @pytest.mark.secured(short=True)
     def test_a_ten_megabyte_record(self, producer, consumer, new_topic):
         size = 10 * 1024 * 1024
         topic = new_topic(configs={"max.message.bytes": str(size + 1024)})
@@ -160,6 +163,7 @@ class TestProduceAndConsume:
 
 
 class TestSeek:
+    @pytest.mark.secured(short=True)
     def test_by_offset_and_by_time(self, producer, consumer, new_topic):
         topic = new_topic()
         start = int(time.time() * 1000) - 100_000
@@ -207,6 +211,7 @@ class TestGroups:
         second = consumer(topic, group_id=group, api_version=version)
         assert [record.offset for record in read(second, 13)] == list(range(7, 20))
 
+    @pytest.mark.secured(short=True)
     def test_two_members_share_and_one_takes_over(self, consumer, new_topic):
         topic = new_topic(4)
         group = f"group-{uuid.uuid4().hex[:8]}"
@@ -246,6 +251,7 @@ class TestGroups:
         assert list(removed.values()) == [NoError]
         assert admin.describe_groups([group])[group]["group_state"] == "Empty"
 
+    @pytest.mark.secured(short=True)
     def test_offsets_are_listed_altered_and_deleted_and_so_is_the_group(
         self, admin, producer, consumer, new_topic
     ):
@@ -271,7 +277,7 @@ class TestAdmin:
     @pytest.mark.parametrize("version", SPEAKING)
     def test_topics_come_grow_and_go(self, broker, version):
         name = f"admin-{uuid.uuid4().hex[:8]}"
-        admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap, api_version=version)
+        admin = KafkaAdminClient(**kafka_python(broker), api_version=version)
         options = {"num_partitions": 2, "replication_factor": 1}
         admin.create_topics({name: options}, wait_for_metadata=True)
         with pytest.raises(TopicAlreadyExistsError):

@@ -47,7 +47,10 @@ class World:
         self.kafka.config |= {
             "listeners": f"SASL_SSL://{self.bootstrap},CONTROLLER://{controller}",
             "advertised.listeners": f"SASL_SSL://{self.bootstrap},CONTROLLER://{controller}",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL",
+            "listener.security.protocol.map": "CONTROLLER:SASL_SSL,SASL_SSL:SASL_SSL",
+            "sasl.mechanism.controller.protocol": "PLAIN",
+            "listener.name.controller.sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.controller.plain.sasl.jaas.config": jaas,
             "security.inter.broker.protocol": "SASL_SSL",
             "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
             "sasl.mechanism.inter.broker.protocol": "PLAIN",
@@ -61,7 +64,7 @@ class World:
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": str(self.stores / "ca.pem"),
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": "User:admin;User:ANONYMOUS",  # who comes by the controller's listener
+            "super.users": "User:admin",
             "auto.create.topics.enable": "false",
             "delegation.token.secret.key": "token-secret",
         }

@@ -11,7 +11,6 @@ import time
 import pyarrow as pa
 import pytest
 
-from kafkad.client.cluster import Cluster
 from kafkad.client.consumer import READ_COMMITTED, READ_UNCOMMITTED, Consumer
 from kafkad.client.offsets import EARLIEST, LATEST, list_offsets
 from kafkad.client.producer import Producer
@@ -19,16 +18,17 @@ from kafkad.client.transactions import Transactions
 from kafkad.spark import writer
 from kafkad.spark.exactly_once import Task
 from kafkad.spark.writer import WriteFailed, WriterConfig, WriteRefused
+from tests import logins
 from tests.clients import create_topic
 from tests.sparks import SPARK_JVM, prepare_spark
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.secured]
 
 FOR_EVER = {"retention.ms": "-1"}
 
 
 def config(broker, topic, **options):
-    given = {"kafka.bootstrap.servers": broker.bootstrap, "topic": topic}
+    given = {**logins.spark(broker), "topic": topic}
     return WriterConfig.of(given | options)
 
 
@@ -38,7 +38,7 @@ def rows(*numbers):
 
 def numbers_of(broker, topic, isolation=READ_COMMITTED):
     """What a reader gets who begins now and reads until no transaction holds it back."""
-    with Cluster(broker.bootstrap) as cluster:
+    with logins.cluster(broker) as cluster:
         partitions = cluster.partitions(topic)
         deadline = time.monotonic() + 30
         while True:
@@ -78,7 +78,7 @@ def test_a_task_that_runs_again_writes_nothing(broker, topic, query):
 
 def test_a_task_without_rows_asks_for_nothing(broker, topic, query):
     assert writer.write_all(config(broker, topic), [rows()], Task(query, 0, 0)).rows == 0
-    with Cluster(broker.bootstrap) as cluster:
+    with logins.cluster(broker) as cluster:
         assert Transactions(cluster, f"kafkad.{query}.0").producer_epoch == 0
 
 
@@ -156,7 +156,7 @@ DRIVER = """
 import json, sys
 from pyspark.sql import SparkSession
 import kafkad.spark
-bootstrap, source, sink, checkpoint, java_options = json.loads(sys.argv[1])
+broker, source, sink, checkpoint, java_options = json.loads(sys.argv[1])
 spark = (
     SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     .config("spark.sql.shuffle.partitions", "2").config("spark.driver.extraJavaOptions", java_options)
@@ -164,12 +164,12 @@ spark = (
 )
 kafkad.spark.register(spark)
 frame = (
-    spark.readStream.format("kafkad").option("kafka.bootstrap.servers", bootstrap)
+    spark.readStream.format("kafkad").options(**broker)
     .option("subscribe", source).option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 400)
     .load()
 )
 query = (
-    frame.select("value").writeStream.format("kafkad").option("kafka.bootstrap.servers", bootstrap)
+    frame.select("value").writeStream.format("kafkad").options(**broker)
     .option("topic", sink).option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
 )
 query.awaitTermination()
@@ -181,14 +181,14 @@ def test_a_driver_that_is_killed_again_and_again(broker, unique, tmp_path, round
     """The query reads a topic and writes another; each row is there once."""
     source, sink = create_topic(broker, unique("from"), 2), create_topic(broker, unique("to"), 2)
     count, kills = rounds(12_000, 120_000), rounds(2, 25)
-    with Cluster(broker.bootstrap) as cluster:
+    with logins.cluster(broker) as cluster:
         producer = Producer(cluster, source)
         for number in range(count):
             producer.send(b"%d" % number, partition=number % 2)
         producer.flush()
     prepare_spark()
     checkpoint = str(tmp_path / "checkpoint")
-    arguments = json.dumps([broker.bootstrap, source, sink, checkpoint, " ".join(SPARK_JVM)])
+    arguments = json.dumps([logins.spark(broker), source, sink, checkpoint, " ".join(SPARK_JVM)])
     log = tmp_path / "driver.log"
 
     def start():
@@ -202,7 +202,7 @@ def test_a_driver_that_is_killed_again_and_again(broker, unique, tmp_path, round
             )
 
     def written():
-        with Cluster(broker.bootstrap) as cluster:
+        with logins.cluster(broker) as cluster:
             return sum(list_offsets(cluster, sink, dict.fromkeys((0, 1), LATEST)).values())
 
     killed = 0

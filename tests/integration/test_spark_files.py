@@ -7,18 +7,19 @@ import pytest
 
 from kafkad.spark import segment_scan
 from kafkad.spark.options import read_options
-from kafkad.testing import Broker
+from tests import logins
 from tests.clients import create_topic, wait_until
+from tests.conftest import new_broker
 from tests.sparks import spark_session
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.secured]
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    data = tmp_path_factory.mktemp("files") / "data"
-    with Broker(data_dir=data, config={"replica.high.watermark.checkpoint.interval.ms": 100}) as running:
-        running.directory = data
+    config = {"replica.high.watermark.checkpoint.interval.ms": 100}
+    with new_broker("kafkad", tmp_path_factory.mktemp("files"), config) as running:
+        running.directory = running.data_dir
         yield running
 
 
@@ -32,14 +33,14 @@ ROWS = 6000
 
 
 def write(frame, broker, topic, **options):
-    writer = frame.write.format("kafkad").option("kafka.bootstrap.servers", broker.bootstrap)
+    writer = frame.write.format("kafkad").options(**logins.spark(broker))
     writer.option("topic", topic).options(**options).mode("append").save()
 
 
 def load(spark, where, topic, **options):
     """`where`: a broker, or the path of its directory."""
     beside = isinstance(where, str)
-    place = {"logDir": where} if beside else {"kafka.bootstrap.servers": where.bootstrap}
+    place = {"logDir": where} if beside else logins.spark(where)
     return spark.read.format("kafkad").options(**place, subscribe=topic, **options).load()
 
 
@@ -88,7 +89,7 @@ def test_a_stream_is_written(spark, broker, tmp_path):
     stream = spark.readStream.schema("value string, key string").parquet(str(tmp_path / "in"))
     query = (
         stream.writeStream.format("kafkad")
-        .options(**{"kafka.bootstrap.servers": broker.bootstrap, "topic": topic})
+        .options(**logins.spark(broker), topic=topic)
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
         .start()

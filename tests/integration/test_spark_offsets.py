@@ -9,7 +9,6 @@ from collections import Counter
 
 import pytest
 
-from kafkad.client.cluster import Cluster
 from kafkad.client.connection import Connection
 from kafkad.client.offsets import committed_offsets
 from kafkad.client.producer import Producer
@@ -17,7 +16,10 @@ from kafkad.spark import source, stream
 from kafkad.spark.layout import layout_of
 from kafkad.spark.offsets import OffsetReader, driver_of
 from kafkad.spark.options import read_options
+from tests import logins
 from tests.clients import create_topic
+
+pytestmark = pytest.mark.secured
 
 needs_admission = pytest.mark.skipif(not stream.ADMISSION_CONTROL, reason="of PySpark 4.2")
 
@@ -42,7 +44,7 @@ def asked(monkeypatch):
 
 
 def fill(broker, topic, partition, count, size=10):
-    with Cluster(broker.bootstrap) as cluster:
+    with logins.cluster(broker) as cluster:
         producer = Producer(cluster, topic)
         for _ in range(count):
             producer.send(b"x" * size, partition=partition)
@@ -50,7 +52,7 @@ def fill(broker, topic, partition, count, size=10):
 
 
 def given(broker, streaming=False, **options):
-    options = {"kafka.bootstrap.servers": broker.bootstrap} | options
+    options = logins.spark(broker) | options
     return read_options({k: str(v) for k, v in options.items()}, streaming=streaming)
 
 
@@ -158,7 +160,7 @@ def test_the_group_has_what_the_query_has_done(broker, topic):
     limit = follower.getDefaultReadLimit()
     end = follower.latestOffset(follower.initialOffset(), limit)
     follower.latestOffset(end, limit)
-    with Cluster(broker.bootstrap) as cluster:
+    with logins.cluster(broker) as cluster:
         assert committed_offsets(cluster, group)[topic, 0] == 30
 
 

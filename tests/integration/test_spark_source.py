@@ -12,16 +12,15 @@ import time
 import pyspark
 import pytest
 
-from kafkad.client.cluster import Cluster
 from kafkad.client.offsets import committed_offsets
 from kafkad.client.producer import Producer
-from kafkad.testing import Broker
-from tests.clients import create_topic, read_partition
+from tests import logins
+from tests.clients import admin_client, create_topic, read_partition
 from tests.jvm import JARS, fetch_jars
 from tests.secured_token import token_world
 from tests.sparks import spark_session
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.secured]
 
 VERSION = tuple(map(int, pyspark.__version__.split(".")[:2]))
 ADMISSION = VERSION >= (4, 2)
@@ -53,7 +52,7 @@ def topic(broker):
 
 def fill(broker, topic, numbers, partition=None, **record):
     """Values "0", "1" …, number n in partition n % 2."""
-    with Cluster(broker.bootstrap) as cluster:
+    with logins.cluster(broker) as cluster:
         producer = Producer(cluster, topic)
         for n in numbers:
             producer.send(
@@ -67,7 +66,7 @@ def fill(broker, topic, numbers, partition=None, **record):
 
 
 def source(reader, broker, topic, **options):
-    given = {"kafka.bootstrap.servers": broker.bootstrap, "subscribe": topic}
+    given = {**logins.spark(broker), "subscribe": topic}
     return reader.format("kafkad").options(**{k: v for k, v in (given | options).items() if v is not None})
 
 
@@ -104,6 +103,7 @@ def sentence(raised):
 # -- batch --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.secured(short=True)
 def test_a_batch_has_kafkas_columns_and_every_record(spark, broker, topic):
     fill(broker, topic, range(1000))
     frame = batch(spark, broker, topic, includeHeaders="true", minPartitions="6")
@@ -153,10 +153,9 @@ def test_sql_reads_without_filters_that_are_pushed(spark, broker, topic):
     fill(broker, topic, range(10))
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     try:
-        spark.sql(
-            "create or replace temporary view kafkad_view using kafkad options "
-            f"(`kafka.bootstrap.servers` '{broker.bootstrap}', subscribe '{topic}')"
-        )
+        given = logins.spark(broker) | {"subscribe": topic}
+        options = ", ".join(f"`{name}` '{text}'" for name, text in given.items())
+        spark.sql(f"create or replace temporary view kafkad_view using kafkad options ({options})")
         assert spark.sql("select max(offset) from kafkad_view where partition = 1").first()[0] == 4
     finally:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
@@ -190,7 +189,7 @@ def test_what_is_wrong_with_a_batch_is_one_sentence(spark, broker, topic):
 def test_a_batch_write_names_its_mode(spark, broker, topic):
     """HUNTS U5: docs/spark.md says so; Spark demands it of every Python source."""
     write = spark.range(3).selectExpr("cast(id as string) value").write.format("kafkad")
-    write = write.option("kafka.bootstrap.servers", broker.bootstrap).option("topic", topic)
+    write = write.options(**logins.spark(broker)).option("topic", topic)
     with pytest.raises(Exception, match="Append"):
         write.save()
     with pytest.raises(Exception, match="append") as refused:
@@ -202,10 +201,9 @@ def test_a_batch_write_names_its_mode(spark, broker, topic):
 
 def test_offsets_that_are_gone_fail_or_are_left_out(spark, broker, topic):
     from confluent_kafka import TopicPartition
-    from confluent_kafka.admin import AdminClient
 
     fill(broker, topic, range(100))
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin = admin_client(broker)
     for deleted in admin.delete_records([TopicPartition(topic, 0, 20)]).values():
         deleted.result(30)
     given = {"startingOffsets": json.dumps({topic: {"0": 10, "1": 0}})}
@@ -242,7 +240,7 @@ def test_a_stream_is_cut_into_batches_and_goes_on_after_a_restart(spark, broker,
     query.awaitTermination()
     assert [each["numInputRows"] for each in query.recentProgress if each["numInputRows"]] == [200, 200, 100]
     assert json.loads(query.recentProgress[0].sources[0].latestOffset) == {topic: {"0": 250, "1": 250}}
-    with Cluster(broker.bootstrap) as cluster:
+    with logins.cluster(broker) as cluster:
         committed = committed_offsets(cluster, f"{topic}-group")
     assert committed == {(topic, 0): 250, (topic, 1): 250}
     fill(broker, topic, range(500, 600))
@@ -266,9 +264,9 @@ def test_a_running_stream_takes_up_new_records_and_new_partitions(spark, broker,
 
 
 def grow(broker, topic, partitions):
-    from confluent_kafka.admin import AdminClient, NewPartitions
+    from confluent_kafka.admin import NewPartitions
 
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin = admin_client(broker)
     admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
 
 
@@ -281,40 +279,38 @@ def until_read(query, rows, seconds=60):
         time.sleep(0.1)
 
 
-def test_a_broker_that_is_killed_in_mid_batch_delays_the_stream(spark, tmp_path):
-    with Broker() as broker:
-        topic = create_topic(broker, "killed", 2, FOR_EVER)
-        fill(broker, topic, range(40_000), value=lambda n: b"%08d" % n + b" " * 200)
-        limit = {"maxOffsetsPerTrigger": "4000"} if ADMISSION else {}
-        # small fetches, so that the broker dies between two of a batch
-        options = limit | {"kafka.max.partition.fetch.bytes": "65536"}
-        frame = stream(spark, broker, topic, **options).selectExpr("trim(cast(value as string)) as value")
-        query = land(frame.selectExpr("cast(value as binary) as value"), tmp_path)
-        kills = []
+def test_a_broker_that_is_killed_in_mid_batch_delays_the_stream(spark, make_broker, tmp_path):
+    broker = make_broker()
+    topic = create_topic(broker, "killed", 2, FOR_EVER)
+    fill(broker, topic, range(40_000), value=lambda n: b"%08d" % n + b" " * 200)
+    limit = {"maxOffsetsPerTrigger": "4000"} if ADMISSION else {}
+    # small fetches, so that the broker dies between two of a batch
+    options = limit | {"kafka.max.partition.fetch.bytes": "65536"}
+    frame = stream(spark, broker, topic, **options).selectExpr("trim(cast(value as string)) as value")
+    query = land(frame.selectExpr("cast(value as binary) as value"), tmp_path)
+    kills = []
 
-        def kill():
-            """Twice, each time as soon as a batch more is done: the next is under way then."""
-            while query.isActive and len(kills) < 2:
-                if len(query.recentProgress) > len(kills) or not ADMISSION:
-                    broker.kill()
-                    broker.restart()
-                    kills.append(time.monotonic())
-                time.sleep(0.02)
+    def kill():
+        """Twice, each time as soon as a batch more is done: the next is under way then."""
+        while query.isActive and len(kills) < 2:
+            if len(query.recentProgress) > len(kills) or not ADMISSION:
+                broker.kill()
+                broker.restart()
+                kills.append(time.monotonic())
+            time.sleep(0.02)
 
-        killer = threading.Thread(target=kill)
-        killer.start()
-        query.awaitTermination(300)
-        killer.join()
-        assert len(kills) == 2 and not query.isActive
-        assert landed(spark, tmp_path) == list(range(40_000))
+    killer = threading.Thread(target=kill)
+    killer.start()
+    query.awaitTermination(300)
+    killer.join()
+    assert len(kills) == 2 and not query.isActive
+    assert landed(spark, tmp_path) == list(range(40_000))
 
 
 def test_a_topic_that_was_made_anew_is_data_loss(spark, broker, topic, tmp_path):
-    from confluent_kafka.admin import AdminClient
-
     fill(broker, topic, range(100))
     land(stream(spark, broker, topic), tmp_path).awaitTermination()
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin = admin_client(broker)
     admin.delete_topics([topic])[topic].result(30)
     create_topic(broker, topic, 2, FOR_EVER)
     fill(broker, topic, range(1000, 1020))
@@ -332,11 +328,12 @@ def test_a_topic_that_was_made_anew_is_data_loss(spark, broker, topic, tmp_path)
 
 @pytest.mark.java
 @pytest.mark.skipif(not ADMISSION, reason="the connector 4.2.0 does not run on older PySparks")
+@pytest.mark.secured(short=True)
 def test_a_checkpoint_of_the_connector_goes_on_with_the_source(spark, broker, topic, tmp_path):
     if not fetch_jars.is_complete("spark-sql-kafka"):
         pytest.fail("the jars of Spark's connector are missing (make test fetches them)")
     fill(broker, topic, range(100))
-    theirs = spark.readStream.format("kafka").option("kafka.bootstrap.servers", broker.bootstrap)
+    theirs = spark.readStream.format("kafka").options(**logins.spark(broker))
     frame = theirs.option("subscribe", topic).option("startingOffsets", "earliest").load()
     land(frame, tmp_path).awaitTermination()
     fill(broker, topic, range(100, 150))

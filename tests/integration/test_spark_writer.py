@@ -14,16 +14,17 @@ from pyspark.sql import types as T
 
 from kafkad.spark import writer
 from kafkad.spark.writer import WriteFailed, WriterConfig, WriteRefused
+from tests import logins
 from tests.clients import create_topic, read_partition
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.secured]
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 def config(broker, topic=None, **options):
     topic = {} if topic is None else {"topic": topic}
-    given = {"kafka.bootstrap.servers": broker.bootstrap, **topic}
+    given = {**logins.spark(broker), **topic}
     return WriterConfig.of(given | {f"kafka.{name.replace('_', '.')}": str(v) for name, v in options.items()})
 
 
@@ -31,6 +32,7 @@ def unique(name):
     return f"{name}-{time.monotonic_ns()}"
 
 
+@pytest.mark.secured(short=True)
 def test_everything_comes_back(broker):
     topic = create_topic(broker, unique("written"), 2)
     headers = [
@@ -68,7 +70,7 @@ def test_all_codecs_are_read_by_both_clients(broker, codec):
     assert writer.write_all(how, [batch]).rows == 3000
     assert [m.value() for m in read_partition(broker, topic, 3000)] == values
     client = KafkaConsumer(
-        bootstrap_servers=broker.bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=20_000
+        **logins.kafka_python(broker), auto_offset_reset="earliest", consumer_timeout_ms=20_000
     )
     client.assign([KafkaPythonPartition(topic, 0)])
     got = []
@@ -101,7 +103,7 @@ def test_keys_go_where_librdkafka_puts_them(broker):
     keys = [b"key %d" % n * (n % 4 + 1) for n in range(300)] + [b""]
     batch = pa.record_batch({"value": pa.array(keys), "key": pa.array(keys)})
     writer.write_all(config(broker, topic), [batch])
-    client = Producer({"bootstrap.servers": broker.bootstrap, "partitioner": "murmur2"})
+    client = Producer({**logins.librdkafka(broker), "partitioner": "murmur2"})
     counts = dict.fromkeys(range(7), 0)
     there = {}
 
@@ -168,10 +170,9 @@ def test_a_broker_that_is_killed_in_mid_write_loses_and_doubles_nothing(make_bro
     written = writer.write_all(config(broker, topic, compression_type="lz4"), batches())
     killer.join(60)
     assert killed == 2 and written.rows == rows == pieces * 1000
-    from kafkad.client.cluster import Cluster
     from kafkad.client.offsets import LATEST, list_offsets
 
-    with Cluster(broker.bootstrap) as cluster:
+    with logins.cluster(broker) as cluster:
         ends = list_offsets(cluster, topic, {0: LATEST, 1: LATEST})
     assert sum(ends.values()) == rows
     seen = set()

@@ -40,9 +40,8 @@ The column *effect* says what kafkad does with a key:
   default is allowed. If the column says *with exceptions*, the values in the table of
   [refused keys](#refused-and-ignored-keys) are allowed, too.
 
-Also refused: `listener.name.<listener>.<key>` if kafkad applies the key to all listeners alike, and TLS for
-the controller's listener of a node that is a cluster by itself. In a cluster: `ssl.cipher.suites` for a
-controller's listener.
+Also refused: `listener.name.<listener>.<key>` if kafkad applies the key to all listeners alike, and in a
+cluster `ssl.cipher.suites` for a controller's listener.
 
 The authorizer has two keys that are in no table: `super.users` and `allow.everyone.if.no.acl.found`
 ([security.md](security.md#acls)).

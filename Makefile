@@ -87,7 +87,8 @@ java: $(VENV)/.stamp-test
 run: $(VENV)/.stamp-run build/.stamp-native
 	@exec $(VENV)/bin/kafkad serve --data-dir $(DATA_DIR) --listen $(LISTEN)
 
-# all with one worker; then what is marked `workers`, again with more. PYTEST_ARGS picks: once, as it says
+# all with one worker; then what is marked `workers`, again with more, also after a failure.
+# PYTEST_ARGS picks: once, as it says
 test: $(VENV)/.stamp-test build/.stamp-native java jars
 ifeq ($(strip $(PYTEST_ARGS)),)
 	@failed=0; \

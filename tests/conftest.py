@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.failed_tests import FailedTests
 from tests.file_times import LONG, FileTimes
 
 KINDS = ("kafkad", "jvm")
@@ -63,8 +62,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if in_ci:
         config.pluginmanager.import_plugin("tests.no_skips")
     config.pluginmanager.register(FileTimes(limited=in_ci), "file-times")
-    if (file := os.environ.get("KAFKAD_FAILED_TESTS")) and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(FailedTests(Path(file)), "failed-tests")
     # kafka-python reads its schemas in a way that is going out of fashion
     for module in (r"kafka\.protocol", r"importlib\.resources"):
         config.addinivalue_line("filterwarnings", f"ignore::DeprecationWarning:{module}")

@@ -109,6 +109,7 @@ class Transaction:
     """The state of one transactional id. `decide` methods raise KafkaError where Kafka answers an error."""
 
     __slots__ = (
+        "began_ms",
         "client_version",
         "has_failed_fence",
         "last_producer_epoch",
@@ -142,6 +143,7 @@ class Transaction:
         self.update_ms = update_ms
         self.client_version = 0
         self.has_failed_fence = False  # an epoch was raised here, but not in the log (version 1)
+        self.began_ms = NO_TIME  # while Ongoing: `start_ms` by this process's monotonic clock
 
     @property
     def is_settling(self) -> bool:
@@ -152,12 +154,19 @@ class Transaction:
     def is_exhausted(self) -> bool:
         return self.producer_epoch >= EPOCH_EXHAUSTED
 
-    def has_timed_out(self, now_ms: int) -> bool:
+    def note_loaded(self, now_ms: int, monotonic_ms: int) -> None:
+        """Note that it was read from the log while Ongoing. A start ahead of the wall clock counts as now: the
+        clock was wrong, and the transaction must end at some time."""
+        self.began_ms = monotonic_ms - max(now_ms - self.start_ms, 0)
+
+    def has_timed_out(self, monotonic_ms: int) -> bool:
+        """Unlike Kafka's, this does not follow the wall clock: one that is set forward would abort all
+        transactions, and one that is set back none."""
         return (
             self.state is State.ONGOING
             and self.pending is None
             and self.timeout_ms != NO_TIMEOUT_MS
-            and self.start_ms + self.timeout_ms < now_ms
+            and self.began_ms + self.timeout_ms < monotonic_ms
         )
 
     def has_expired(self, now_ms: int, retention_ms: int) -> bool:

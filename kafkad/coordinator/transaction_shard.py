@@ -109,6 +109,9 @@ class TransactionShard:
             for transaction in self.replay.take(LOADED_AT_ONCE):
                 self.transactions[transaction.transactional_id] = transaction
                 if transaction.state is State.ONGOING:
+                    transaction.note_loaded(
+                        self._coordinator.clock.now_ms(), self._coordinator.clock.monotonic_ms()
+                    )
                     self.ongoing[transaction.transactional_id] = transaction
             yield
         self.replay = Replay()
@@ -201,6 +204,8 @@ class TransactionShard:
         """Append a change that is pending; `done(error code)` when it has happened, or has failed and is
         forgotten (unless `keeps_pending`)."""
         assert transaction.pending is change.state
+        begins = change.state is State.ONGOING and transaction.state is not State.ONGOING
+        decided_ms = self._coordinator.clock.monotonic_ms() if begins else 0
 
         def appended(code: int) -> None:
             if code:
@@ -212,6 +217,8 @@ class TransactionShard:
                 )  # fmt: skip
             else:
                 transaction.complete(change)
+                if begins:
+                    transaction.began_ms = decided_ms
                 if transaction.state is State.ONGOING:
                     self.ongoing[transaction.transactional_id] = transaction
                 else:

@@ -37,7 +37,6 @@ from kafkad.protocol.errors import KafkaError, Malformed
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 200  # ids that are listed between two looks at the clock
-CLOCK_JUMP_MS = 60_000  # of the wall clock: one round of time-outs is left out
 
 NOBODY = (NO_PRODUCER_ID, NO_EPOCH)
 
@@ -91,7 +90,6 @@ class TransactionCoordinator:
         self._slices = Slices(clock, scheduler)
         self._unloads = Slices(clock, scheduler)
         self._closed = False
-        self._clocks_ms = clock.now_ms() - clock.monotonic_ms()
 
     @property
     def append_timeout_ms(self) -> int:
@@ -404,14 +402,7 @@ class TransactionCoordinator:
 
     def abort_timed_out(self) -> None:
         """Fence and abort transactions that were open for longer than their time-out."""
-        clocks_ms = self.clock.now_ms() - self.clock.monotonic_ms()
-        jump_ms, self._clocks_ms = clocks_ms - self._clocks_ms, clocks_ms
-        if abs(jump_ms) > CLOCK_JUMP_MS:
-            logger.warning(
-                "the clock was set by %d ms: transactions that time out by it get one more round", jump_ms
-            )
-            return
-        now_ms = self.clock.now_ms()
+        now_ms = self.clock.monotonic_ms()
         for shard in list(self.shards.values()):
             for transaction in [] if shard.loading else list(shard.ongoing.values()):
                 if not shard.closed and transaction.has_timed_out(now_ms):

@@ -57,6 +57,7 @@ class NotOpened(OSError):
 class Flusher:
     __slots__ = (
         "_again",
+        "_clean_ms",
         "_directories",
         "_held",
         "_log",
@@ -64,7 +65,7 @@ class Flusher:
         "_retry_ms",
         "_under_way",
         "_waiting",
-        "last_ms",
+        "now_ms",
     )
 
     def __init__(self, log: Owner, now_ms: int) -> None:
@@ -74,7 +75,10 @@ class Flusher:
         self._paths: set[str] = set()
         self._directories: set[str] = set()
         self._retry_ms = RETRY_MS
-        self.last_ms = now_ms  # when nothing was unflushed, or flush.ms had it flushed
+        self._clean_ms = (
+            -1
+        )  # monotonic: when nothing was unflushed, or flush.ms had it flushed; -1: not known yet
+        self.now_ms = now_ms  # wall clock, at the last call of `request_if_due`
 
     @property
     def paths(self) -> set[str]:
@@ -196,14 +200,15 @@ class Flusher:
         self._log.on_failure(error)
         raise KafkaError(KAFKA_STORAGE_ERROR, str(error)) from error
 
-    def request_if_due(self, now_ms: int) -> None:
+    def request_if_due(self, now_ms: int, monotonic_ms: int) -> None:
         log = self._log
+        self.now_ms = now_ms
         if log.config.flush_ms >= LONG_MAX:
             return
-        if log.native.flushed_offset >= log.end_offset:
-            self.last_ms = now_ms
-        elif now_ms - self.last_ms >= log.config.flush_ms:
-            self.last_ms = now_ms
+        if self._clean_ms < 0 or log.native.flushed_offset >= log.end_offset:
+            self._clean_ms = monotonic_ms
+        elif monotonic_ms - self._clean_ms >= log.config.flush_ms:
+            self._clean_ms = monotonic_ms
             self.request()
 
     def _begin(self) -> None:

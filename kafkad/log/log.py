@@ -505,9 +505,9 @@ class Log:
         KafkaError."""
         self.flusher.flush()
 
-    def flush_if_due(self, now_ms: int) -> None:
-        """Apply flush.ms: no message stays unflushed for longer. Acks do not wait for it."""
-        self.flusher.request_if_due(now_ms)
+    def flush_if_due(self, now_ms: int, monotonic_ms: int) -> None:
+        """Apply flush.ms: no message stays unflushed for longer, by the monotonic clock. Acks do not wait."""
+        self.flusher.request_if_due(now_ms, monotonic_ms)
 
     def await_high_watermark(self, offset: int, callback: Callable[[BaseException | None], None]) -> None:
         """Call `callback(None)` when HW has reached `offset`, as for acks=all, or with an exception."""

@@ -155,7 +155,7 @@ def reload_producers(log: Truncated, end_offset: int) -> None:
     for offset in reversed([offset for offset in snapshots if offset <= end_offset]):
         try:
             path = segment_file(log.directory, offset, SNAPSHOT)
-            load_snapshot(path, producers, log.flusher.last_ms, log.producer_expiration_ms)
+            load_snapshot(path, producers, log.flusher.now_ms, log.producer_expiration_ms)
             start = offset
             break
         except Malformed as e:
@@ -171,6 +171,6 @@ def _remove_all(log: Truncated, offset: int) -> None:
     for gone in log.native.drop_segments(0, log.native.count):
         recovery.remove_segment_files(log.directory, gone)
     recovery.create_segment_files(log.directory, offset)
-    log.native.add_segment(offset, 0, log.flusher.last_ms)
+    log.native.add_segment(offset, 0, log.flusher.now_ms)
     log.native.truncated(offset, 0)
     log.flusher.directories.add(log.directory)

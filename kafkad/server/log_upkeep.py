@@ -41,8 +41,8 @@ def expire_producers(partitions: Partitions, config: BrokerConfig, now_ms: int) 
         yield
 
 
-def flush_due(partitions: Partitions, now_ms: int) -> Steps:
+def flush_due(partitions: Partitions, now_ms: int, monotonic_ms: int) -> Steps:
     """Flush logs with messages that are older than flush.ms."""
     for log in partitions:
-        log.flush_if_due(now_ms)
+        log.flush_if_due(now_ms, monotonic_ms)
         yield

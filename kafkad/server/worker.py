@@ -670,7 +670,7 @@ class Worker:
         background.add(
             "flush by age",
             lambda: min(config.log_flush_scheduler_interval_ms, 1000),
-            lambda: flush_due(self.partitions, now_ms()),
+            lambda: flush_due(self.partitions, now_ms(), self.clock.monotonic_ms()),
         )
         background.add("free memory", lambda: LOOK_MS, self._heap_trims.look)
         background.add(

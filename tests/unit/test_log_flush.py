@@ -6,6 +6,7 @@ import pytest
 
 from kafkad._native.log.fileio import fail_writes
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
+from tests.shifted_clock import DAY_MS
 from tests.small_disk import small_disk
 from tests.unit.log_world import LogWorld, batch, topic_config
 
@@ -127,12 +128,14 @@ def test_await_flushed_syncs_without_any_policy(tmp_path):
     assert done == [None, None]
 
 
-def test_the_age_of_messages_is_bounded(tmp_path):
+@pytest.mark.parametrize("jump_ms", [0, -DAY_MS, DAY_MS])
+def test_the_age_of_messages_is_bounded_whatever_the_wall_clock_says(tmp_path, jump_ms):
     world = LogWorld(tmp_path, topic_config(flush_ms=500))
+    world.log.flush_if_due(world.now_ms, 0)
     world.append()
-    world.log.flush_if_due(world.now_ms + 499)
+    world.log.flush_if_due(world.now_ms + jump_ms, 499)
     assert world.scheduler.timers == []
-    world.log.flush_if_due(world.now_ms + 500)
+    world.log.flush_if_due(world.now_ms + jump_ms, 500)
     world.scheduler.settle()
     assert world.log.recovery_point == 1
 

@@ -4,6 +4,10 @@ Every heartbeat and commit moves the end of its session. A move only changes a n
 old time, notices that it is early, and is set again. So a busy group needs one timer per session timeout
 instead of one per request.
 
+A timer that fires late means that the process was halted (SIGSTOP, a suspended machine), or very busy. The
+requests of the meantime, which may move the deadline, wait in sockets; so it fires only after they had time
+to be read, and their clients to connect again.
+
 A function that fails is logged and called again after AGAIN_MS, like Kafka's timers of a coordinator. Only
 an AssertionError ends the worker."""
 
@@ -14,6 +18,8 @@ from typing import Final, Protocol
 logger = logging.getLogger(__name__)
 
 AGAIN_MS: Final = 5_000
+LATE_MS: Final = 1_000  # of a timer: the process did not run
+GRACE_MS_MAX: Final = 10_000  # after that, and at most as long as it was late
 
 
 class Handle(Protocol):
@@ -30,7 +36,7 @@ def _nothing() -> None: ...
 
 
 class Deadline:
-    __slots__ = ("_at_ms", "_due_ms", "_function", "_handle", "_timers")
+    __slots__ = ("_at_ms", "_due_ms", "_function", "_handle", "_has_grace", "_timers")
 
     def __init__(self, timers: Timers, function: Callable[[], object]) -> None:
         self._timers: Timers | None = timers  # None: it has ended
@@ -38,11 +44,13 @@ class Deadline:
         self._handle: Handle | None = None
         self._at_ms = 0  # when the deadline fires
         self._due_ms = 0  # when the timer runs next; never later than _at_ms
+        self._has_grace = False  # it was late once since it was set
 
     def set(self, delay_ms: int) -> None:
         if self._timers is None:
             return
         self._at_ms = self._timers.monotonic_ms() + delay_ms
+        self._has_grace = False
         if self._handle is not None:
             if self._due_ms <= self._at_ms:
                 return
@@ -72,6 +80,12 @@ class Deadline:
         remaining_ms = self._at_ms - timers.monotonic_ms()
         if remaining_ms > 0:
             self._look_after(remaining_ms, timers)
+            return
+        if remaining_ms <= -LATE_MS and not self._has_grace:
+            self._has_grace = True
+            grace_ms = min(-remaining_ms, GRACE_MS_MAX)
+            self._at_ms = timers.monotonic_ms() + grace_ms
+            self._look_after(grace_ms, timers)
             return
         try:
             self._function()

@@ -91,6 +91,13 @@ class Heartbeats:
             return broker
         return None
 
+    def extend(self, ms: int, now_ms: int) -> None:
+        """Give every broker this much time more: the controller was halted for so long, and heartbeats of the
+        meantime wait in its sockets."""
+        self._contacts = {
+            broker: at if at == NEVER else min(at + ms, now_ms) for broker, at in self._contacts.items()
+        }
+
     def not_fenced(self, broker: BrokerKey) -> None:
         """The change that fences a broker whose session has ended could not be written: it expires again."""
         if broker not in self._contacts:  # else it has sent a heartbeat meanwhile

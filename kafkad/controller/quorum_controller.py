@@ -220,6 +220,11 @@ class QuorumController(Controller):
 
     # -- by the clock --------------------------------------------------------------------------------------
 
+    def was_halted(self, ms: int) -> None:
+        """This process did not run for so long: no session ends because of that."""
+        if self._heartbeats is not None:
+            self._heartbeats.extend(ms, self._clock.monotonic_ms())
+
     def fence_stale(self) -> Steps:
         """Fence the broker whose session ended first. Return whether there was one."""
         head = yield from self._look()

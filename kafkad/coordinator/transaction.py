@@ -155,7 +155,7 @@ class Transaction:
         return self.producer_epoch >= EPOCH_EXHAUSTED
 
     def note_loaded(self, now_ms: int, monotonic_ms: int) -> None:
-        """Note that it was read from the log while Ongoing. A start ahead of the wall clock counts as now: the
+        """Note that it was read from the log while Ongoing. A start ahead of the wall clock counts as now: a
         clock was wrong, and the transaction must end at some time."""
         self.began_ms = monotonic_ms - max(now_ms - self.start_ms, 0)
 

@@ -75,9 +75,7 @@ class Flusher:
         self._paths: set[str] = set()
         self._directories: set[str] = set()
         self._retry_ms = RETRY_MS
-        self._clean_ms = (
-            -1
-        )  # monotonic: when nothing was unflushed, or flush.ms had it flushed; -1: not known yet
+        self._clean_ms = -1  # monotonic: nothing was unflushed, or flush.ms had it flushed; -1: unknown
         self.now_ms = now_ms  # wall clock, at the last call of `request_if_due`
 
     @property

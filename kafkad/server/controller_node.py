@@ -94,6 +94,7 @@ class ControllerNode:
         self._undo: list[Callable[[], Any]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._has_changed = asyncio.Event()  # the quorum's leader or image, since it was cleared
+        self._fence_s = loop.time()  # when sessions were last looked at
         self._appended = -1  # the newest record that was no NoOp of ours
 
     # -- start ---------------------------------------------------------------------------------------------
@@ -312,6 +313,11 @@ class ControllerNode:
         return await result if inspect.isawaitable(result) else result
 
     async def _fence(self) -> None:
+        # After a halt (SIGSTOP, a suspended machine) the heartbeats of the meantime are not read yet.
+        now_s, interval_s = self.loop.time(), self.config.broker_session_timeout_ms / 1000 / FENCE_PER_SESSION
+        lost_s, self._fence_s = now_s - self._fence_s - 2 * interval_s, now_s
+        if lost_s > 0:
+            self.controller.was_halted(int(lost_s * 1000))
         while await self._do(self.controller.fence_stale()):
             pass
         if self.controller.unclean_wanted:

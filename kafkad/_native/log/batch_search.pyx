@@ -89,7 +89,7 @@ cdef bint lookup_goes_alone(Lookup* self, Segment* segment, int64_t position, in
     position += batch_size
     if batch_size > max_bytes or batch_size < max_bytes - batch_size or limit - position < PLACE_HEADER:
         return False
-    if self.cold != NULL and not log_file_hot(segment.file, position, self.cold.now_ms) and (
+    if self.cold != NULL and not log_file_hot(segment.file, position, self.cold.monotonic_ms) and (
             cold_warm(self.cold, segment.file, position, PLACE_HEADER) != PLACE_HEADER):
         return False
     if not batch_at(segment.file.fd, segment.base_offset, position, limit, &batch):
@@ -108,7 +108,7 @@ cdef int lookup_missing(Lookup* self, Segment* segment, int64_t at) noexcept nog
         return 0
     if size > WINDOW:
         size = WINDOW
-    if log_file_hot(segment.file, at, self.cold.now_ms) or cold_warm(self.cold, segment.file, at, size) == size:
+    if log_file_hot(segment.file, at, self.cold.monotonic_ms) or cold_warm(self.cold, segment.file, at, size) == size:
         return 0
     log_file_retain(segment.file)
     self.missing = segment.file

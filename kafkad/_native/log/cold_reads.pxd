@@ -20,8 +20,7 @@ cdef enum:
 cdef struct ColdReads:              # belongs to the loop
     void* helpers                   # NULL: not needed so far
     int wake_fd                     # an eventfd, written when jobs are done
-    int64_t now_ms                  # wall clock, as of the current turn of the loop
-    int64_t monotonic_ms
+    int64_t monotonic_ms            # as of the current turn of the loop
     bint held
     int ahead_jobs                  # running
     int64_t checks                  # calls that ask the kernel what is in memory

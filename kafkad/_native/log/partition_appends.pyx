@@ -338,7 +338,7 @@ cdef class PartitionAppends(PartitionFlushes):
             info.message = refusal_of(failure)
             return self.refused(failure, b"appending")
 
-        log_file_written(segment.file, segment.size, now_ms)
+        log_file_written(segment.file, segment.size)
         batch_stands(self, segment, records, size, base_offset, last_offset, self.row.log_end_offset)
         if segment.size >= self.filling_at:
             with gil:

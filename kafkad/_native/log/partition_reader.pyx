@@ -41,8 +41,8 @@ from kafkad._native.log.batch_search cimport (
 from kafkad._native.log.read_positions cimport place_of
 from kafkad._native.log.producer_table cimport ProducerTable
 from kafkad._native.log.segments cimport (
-    HOT_MS, PATH_SIZE, LogFile, Segment, log_file_new, log_file_release, log_file_written, segment_close, segment_drop,
-    segment_floor, segment_open, segment_path, segment_walk)
+    HOT_MS, PATH_SIZE, LogFile, Segment, kafkad_monotonic_ms, log_file_new, log_file_release, log_file_written,
+    segment_close, segment_drop, segment_floor, segment_open, segment_path, segment_walk)
 from kafkad._native.shared.watermarks cimport ROLE_LEADER, Row, RowSlot, kafkad_load, row_read
 from kafkad._native.wire.primitives cimport get_i32
 from kafkad._native.wire.errors cimport CORRUPT_MESSAGE, KAFKA_STORAGE_ERROR, NOT_LEADER_OR_FOLLOWER
@@ -87,17 +87,6 @@ cdef extern from "<sys/stat.h>" nogil:
 
 cdef extern from "<errno.h>" nogil:
     enum: EAGAIN
-
-cdef extern from * nogil:
-    """
-    #include <time.h>
-    static inline int64_t kafkad_coarse_ms(void) {
-        struct timespec t;
-        clock_gettime(CLOCK_REALTIME_COARSE, &t);
-        return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-    }
-    """
-    int64_t kafkad_coarse_ms()
 
 cdef enum:
     OFFSET_DIGITS = 20
@@ -316,7 +305,7 @@ cdef class ReaderPartition(Partition):
         cdef Segment* fresh
         cdef Segment* old
         cdef int i, at, gone = 0
-        cdef int64_t now_ms = kafkad_coarse_ms()
+        cdef int64_t now_ms = kafkad_monotonic_ms()
         cdef bint same = self.known and self.state == 0 and row.generation == self.row.generation
         if self.found_count:
             fresh = <Segment*>malloc(self.found_count * sizeof(Segment))
@@ -348,7 +337,7 @@ cdef class ReaderPartition(Partition):
         self.active().size = row.end_position
         if (same and row.end_segment == self.row.end_segment and row.end_position > self.row.end_position
                 and self.active().file != NULL and now_ms - self.moved_ms <= HOT_MS):
-            log_file_written(self.active().file, self.row.end_position, now_ms)     # since the last look
+            log_file_written(self.active().file, self.row.end_position)     # since the last look
         self.moved_ms = now_ms
         self.row[0] = row[0]
         self.known = True

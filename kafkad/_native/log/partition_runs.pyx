@@ -229,7 +229,7 @@ cdef class PartitionRuns(PartitionAppends):
                 failure = -EIO
             return self.refused(failure, b"appending what a leader sent")
         segment.touched = True
-        log_file_written(segment.file, segment.size, now_ms)
+        log_file_written(segment.file, segment.size)
         while batch < end:
             length = <int64_t>get_i32(batch + LENGTH_AT) + LENGTH_OVERHEAD
             base = get_i64(batch)

@@ -15,24 +15,14 @@ from kafkad._native.log.batch_search cimport RecentBatch, lookup_forget, lookup_
 from kafkad._native.log.replica_set cimport (
     NOT_FETCHED, Mark, Replica, ReplicaSet, replica_fetched, replica_is_caught_up, replica_joins, replica_of, replicas_bound,
     replicas_new)
-from kafkad._native.log.segments cimport UNKNOWN, Segment, segment_close, segment_end_offset, segment_open
+from kafkad._native.log.segments cimport (
+    UNKNOWN, Segment, kafkad_monotonic_ms, segment_close, segment_end_offset, segment_open)
 from kafkad._native.log.transactions cimport (
     Transaction, transactions_free, transactions_oldest, transactions_raise, transactions_rebuild)
 from kafkad._native.shared.watermarks cimport ROW_WORDS, Row, RowSlot, row_begin, row_end
 from kafkad._native.log.partition_state cimport ADVANCED_DURABLE, ADVANCED_HIGH_WATERMARK, ADVANCED_START, unexpected
 from kafkad._native.log.partition_reads cimport PartitionReads
 from kafkad._native.wire.errors cimport NOT_LEADER_OR_FOLLOWER
-
-cdef extern from * nogil:
-    """
-    #include <time.h>
-    static inline int64_t kafkad_monotonic_ms(void) {
-        struct timespec t;
-        clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
-        return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-    }
-    """
-    int64_t kafkad_monotonic_ms()
 
 cpdef enum:                         # results of `replicate`
     SAME_EPOCH = 0

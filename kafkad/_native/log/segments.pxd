@@ -10,12 +10,25 @@ cdef enum:
 cdef enum:
     HOT_MS = 3000                   # data written within this time (up to twice as long) is in memory
 
+cdef extern from * nogil:
+    """
+    #include <stdint.h>
+    #include <time.h>
+    /* of the last tick: up to 4 ms late, and cheaper than the exact time */
+    static inline int64_t kafkad_monotonic_ms(void) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+        return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+    }
+    """
+    int64_t kafkad_monotonic_ms()
+
 cdef struct LogFile:                # an open .log; a response that is being sent holds a reference
     int fd
     int references
     int64_t hot_start               # data from here on is recent, if `written_ms` is recent
     int64_t next_hot_start
-    int64_t turn_ms                 # when `hot_start` was moved
+    int64_t turn_ms                 # when `hot_start` was moved; monotonic, as all times here
     int64_t written_ms
     void* warm                      # what cold_reads.pyx knows to be in memory
 
@@ -24,7 +37,8 @@ cdef void log_file_retain(LogFile* file) noexcept nogil
 cdef void log_file_release(LogFile* file) noexcept nogil     # the last release closes the fd
 
 # Bytes were written from `position` to the end of the file.
-cdef inline void log_file_written(LogFile* file, int64_t position, int64_t now_ms) noexcept nogil:
+cdef inline void log_file_written(LogFile* file, int64_t position) noexcept nogil:
+    cdef int64_t now_ms = kafkad_monotonic_ms()
     if now_ms - file.turn_ms > HOT_MS:
         file.hot_start = file.next_hot_start if now_ms - file.written_ms <= HOT_MS else position
         file.next_hot_start = position
@@ -32,7 +46,7 @@ cdef inline void log_file_written(LogFile* file, int64_t position, int64_t now_m
     file.written_ms = now_ms
 
 
-# Whether the data from `position` on was written a moment ago.
+# Whether the data from `position` on was written a moment ago. `now_ms`: monotonic.
 cdef inline bint log_file_hot(const LogFile* file, int64_t position, int64_t now_ms) noexcept nogil:
     return position >= file.hot_start and now_ms - file.written_ms <= HOT_MS
 

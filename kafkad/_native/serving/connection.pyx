@@ -137,7 +137,6 @@ cdef void core_read_clocks(Core* core) noexcept nogil:
     core.now_ms = kafkad_clock_us(CLOCK_REALTIME) // 1000
     core.awake_us = clock_us()
     core.monotonic_ms = core.awake_us // 1000
-    core.cold.now_ms = core.now_ms
     core.cold.monotonic_ms = core.monotonic_ms
 
 

@@ -143,7 +143,7 @@ cdef tuple work_of(OldFetch fetch):
         else:
             data, position = result.read.file.fd, result.read.position
             size = min(result.read.size, <int64_t>WARM_BYTES)
-            warm = warm and (log_file_hot(result.read.file, result.read.position, core.now_ms)
+            warm = warm and (log_file_hot(result.read.file, result.read.position, core.monotonic_ms)
                              or cold_warm(&core.cold, result.read.file, result.read.position, size) == size)
         fetch.numbers.append(i)
         sources.append((data, position, result.read.size, result.fetched.offset, result.fetched.bytes_max))

@@ -274,7 +274,7 @@ cdef void flush_writer(Conn* conn) noexcept:
 
 cdef inline int64_t region_ready(Conn* conn, Region* region) noexcept nogil:
     """Return how many bytes of the region may be sent at once; 0: the next byte is not in memory."""
-    if log_file_hot(region.file, region.position, conn.core.now_ms):
+    if log_file_hot(region.file, region.position, conn.core.monotonic_ms):
         return region.size
     if conn.cold_file is region.file and region.position < conn.cold_end:
         return min(region.size, conn.cold_end - region.position)

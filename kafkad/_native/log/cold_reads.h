@@ -159,7 +159,7 @@ static void *kafkad_help(void *argument)
         kafkad_job *job = helpers->held ? NULL : helpers->first;
         if (!job) {
             struct timespec until;
-            clock_gettime(CLOCK_REALTIME, &until);
+            clock_gettime(CLOCK_MONOTONIC, &until);
             until.tv_sec += KAFKAD_REST_SECONDS;
             helpers->resting++;
             int late = pthread_cond_timedwait(&helpers->work, &helpers->lock, &until) == ETIMEDOUT;
@@ -195,8 +195,12 @@ static kafkad_helpers *kafkad_helpers_new(int wake_fd, int threads_max, void (*f
 {
     kafkad_helpers *helpers = calloc(1, sizeof *helpers);
     if (helpers) {
+        pthread_condattr_t how;
+        pthread_condattr_init(&how);
+        pthread_condattr_setclock(&how, CLOCK_MONOTONIC);
         pthread_mutex_init(&helpers->lock, NULL);
-        pthread_cond_init(&helpers->work, NULL);
+        pthread_cond_init(&helpers->work, &how);
+        pthread_condattr_destroy(&how);
         helpers->references = 1;
         helpers->threads_max = threads_max;
         helpers->wake_fd = wake_fd;

@@ -3,7 +3,8 @@
 Entries ascend in epoch and in start offset. A follower uses them to find where its log and the leader's
 diverge (KIP-101, KIP-279). The file is written when the entries change, and fsynced with the next flush of
 the log. Entries that are not on disk yet can be found in the batches beyond the recovery point, which carry
-their epoch. So a full disk is no reason to refuse a change: the next flush writes the file (`unwritten`)."""
+their epoch. So a full disk is no reason to refuse a change: the next flush writes the file (`unwritten`). The
+shared row has the latest epoch, so the successor of a killed worker sees that the file is old."""
 
 import os
 from functools import lru_cache
@@ -74,9 +75,15 @@ class LeaderEpochs(Epochs):
         if self.put(epoch, start_offset):
             self.write()
 
-    def assign_all(self, entries: list[tuple[int, int]]) -> None:
-        changed = [self.put(epoch, start) for epoch, start in entries]
-        if any(changed):
+    def rebuild(self, first: int, found: list[tuple[int, int]]) -> None:
+        """Replace the epochs that begin at `first` or later by those `found` in its batches. Write the
+        file if something changed. Raises OSError."""
+        before = self.entries
+        self.cut_end(first)
+        for epoch, start in found:
+            if self.latest is None or epoch > self.latest:
+                self.put(epoch, start)
+        if self.entries != before:
             self.write()
 
     def truncate_from_end(self, end_offset: int) -> None:

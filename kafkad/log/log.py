@@ -294,6 +294,8 @@ class Log:
         entries = self.leader_epochs.entries
         previous = entries[-2][0] if len(entries) > 1 else -1
         self.native.lead(epoch, leader_id, partition_epoch, entries[-1][1], previous)
+        if self.leader_epochs.unwritten:  # the loader found no room
+            self._write_epochs_soon()
         if self.end_offset - self.native.flushed_offset >= self._config.flush_messages:
             self.request_flush()
 
@@ -316,12 +318,18 @@ class Log:
             if e.errno in FATAL:
                 raise self.refuse(e) from e
             report(self.directory, "writing the leader epochs", e)
-            self.request_flush()
+            self._write_epochs_soon()
+
+    def _write_epochs_soon(self) -> None:
+        self.native.flush_by_log = True  # the group commit does not write the file
+        self.request_flush()
 
     def follow(self, epoch: int, leader_id: int, partition_epoch: int = 0) -> None:
         """Follow the leader of `epoch`, or nobody (-1). The broker can still read the log; clients get
         NOT_LEADER_OR_FOLLOWER, including waiting ones."""
         self.native.follow(epoch, leader_id, partition_epoch)
+        if self.leader_epochs.unwritten:
+            self._write_epochs_soon()
         self._fail_waiters(KafkaError(NOT_LEADER_OR_FOLLOWER))
 
     def resign(self, code: int = NOT_LEADER_OR_FOLLOWER) -> None:
@@ -639,6 +647,11 @@ class Log:
         if offset < self.end_offset:
             truncation.truncate_to(self, offset)
             return True
+        return self.cut_epochs(offset)
+
+    def cut_epochs(self, offset: int) -> bool:
+        """Forget leader epochs that begin at `offset` or later; return whether there were any. Raises
+        KafkaError."""
         latest = self.leader_epochs.latest
         self._change_epochs(lambda: self.leader_epochs.truncate_from_end(offset))
         if self.leader_epochs.latest == latest:

@@ -66,7 +66,9 @@ class Kept:
             self.log_start_offset = max(self.log_start_offset, values.log_start_offset)
             self.high_watermark = max(self.high_watermark, values.high_watermark)
             position = values.end_position if values.whole else -1
-            self.trusted = recovery.OwnersRow(values.log_end_offset, values.end_segment, position)
+            self.trusted = recovery.OwnersRow(
+                values.log_end_offset, values.end_segment, position, values.last_epoch
+            )
         if recovery.has_swaps(directory):
             leave_odd(self.left)  # other workers read here: they wait until the names are right
 
@@ -154,6 +156,7 @@ def load(log: Opened, seen: Survey, kept: Kept, topic_id: bytes | None, now_ms: 
         log.flush()
     if kept.left is not None:
         native.adopt_row(kept.left)
+    native.note_epochs()  # for the next successor
 
 
 def _kept_topic_id(metadata: bytes, directory: str) -> bytes | None:

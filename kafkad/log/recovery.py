@@ -15,9 +15,11 @@ Beware: all of it runs in a loader's thread, before the partition has an owner l
 import logging
 import os
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any, Final
 
 from kafkad._native.log.directory_listing import list_partition
 from kafkad._native.log.partition import Partition
@@ -37,8 +39,10 @@ from kafkad.log.filenames import (
     offset_of,
     segment_file,
 )
+from kafkad.log.flusher import FATAL
 from kafkad.log.leader_epochs import LeaderEpochs
 from kafkad.log.producer_state import NO_PRODUCERS, load_snapshot, write_snapshot
+from kafkad.log.shortages import report
 from kafkad.log.txn_index import AbortedTxn, read_txn_index, write_txn_index
 from kafkad.protocol.errors import Malformed
 
@@ -47,6 +51,8 @@ logger = logging.getLogger("kafkad.log")
 LOST = ".lost"
 HEADER = struct.Struct(">qi")  # of a batch: base offset, size of what follows
 RECORDS_AT, RECORDS = 23, struct.Struct(">i30xi")  # last offset delta, count of records
+EPOCH: Final = struct.Struct(">qxxxxib")  # of a batch: base offset, leader epoch, magic
+OFFSET_MAX: Final = (1 << 63) - 1
 INDEX_ENTRY_SIZES = {INDEX: 8, TIME_INDEX: 12}
 
 
@@ -83,6 +89,7 @@ class OwnersRow:
     end_offset: int
     end_segment: int
     end_position: int  # position in it; -1 if the owner died between two words
+    last_epoch: int  # the latest leader epoch of the log; -1: none
 
 
 def has_swaps(directory: str) -> bool:
@@ -251,6 +258,7 @@ class Loader:
         trusted: OwnersRow | None = None,
     ) -> Loaded:
         directory = self.directory
+        self._doubt_epochs(trusted)
         stop, clean = (clean, True) if isinstance(clean, CleanStop) else (None, clean)
         if stop is not None and self._is_doubtful(stop.doubt_about_files(files.created_ms.values())):
             stop, clean = None, False
@@ -296,7 +304,7 @@ class Loader:
                 for base in self.native.drop_segments(0, self.native.count):
                     set_segment_aside(directory, base)
                 self.producers.clear()
-                self.epochs.truncate_from_end(0)
+                self._keep_epochs(self.epochs.truncate_from_end, 0)
             create_segment_files(directory, log_start_offset)
             self.native.add_segment(log_start_offset, 0, self.now_ms)
             end_offset = log_start_offset
@@ -305,7 +313,7 @@ class Loader:
         log_start_offset = max(log_start_offset, bases[0])
         # An epoch that begins at the end had no records yet. After a clean stop it stays, because usually it
         # continues: otherwise each start would write the files of all empty partitions twice.
-        self.epochs.truncate_from_end(end_offset + 1 if clean or rested else end_offset)
+        self._keep_epochs(self.epochs.truncate_from_end, end_offset + 1 if clean or rested else end_offset)
         self.epochs.truncate_from_start(log_start_offset)
         snapshot = self._producers_at_end(files, bases, end_offset, clean, rested)
         return Loaded(
@@ -329,12 +337,53 @@ class Loader:
                 base, files.sizes[base], files.created_ms[base], scan.max_timestamp if scan else None
             )
 
+    # -- leader epochs ---------------------------------------------------------------------------------------
+
+    def _doubt_epochs(self, trusted: OwnersRow | None) -> None:
+        """Forget the epochs of the file if it is older than the dead owner's: its disk was full."""
+        latest = self.epochs.latest
+        if trusted is not None and trusted.last_epoch != (-1 if latest is None else latest):
+            logger.info(
+                "%s: the leader epochs end with %s, its owner's with %d: they are read from the batches",
+                self.directory, latest, trusted.last_epoch,
+            )  # fmt: skip
+            self.epochs.fill(())
+            self.epochs_lost = True
+
     def _find_epochs(self, bases: list[int]) -> None:
-        # The checkpoint was lost: these segments' batches still carry their epochs. Nothing is cut here.
-        if self.epochs_lost:
-            for base in bases:
-                scan = scan_segment(self.directory, base, ProducerTable(), write_indexes=False)
-                self.epochs.assign_all(scan.epochs)
+        """If the file was lost or is old, take the epochs of these segments, the log's first ones, from their
+        batches. Nothing is cut here, and a segment within one epoch is not read."""
+        if not self.epochs_lost:
+            return
+        found: list[tuple[int, int]] = []
+        begins = [self._first_epoch(base) for base in bases]
+        for base, (first, following) in zip(bases, pairwise([*begins, None]), strict=True):
+            if first is not None and following is not None and first[0] == following[0]:
+                found.append(first)
+            else:
+                scan = scan_segment(
+                    self.directory, base, ProducerTable(), write_indexes=False, below=OFFSET_MAX
+                )
+                found += scan.epochs
+        self._keep_epochs(self.epochs.rebuild, 0, found)
+
+    def _first_epoch(self, base: int) -> tuple[int, int] | None:
+        """Return (epoch, base offset) of a segment's first batch; None without one, or without an epoch."""
+        with open(segment_file(self.directory, base, LOG), "rb") as file:
+            header = file.read(EPOCH.size)
+        if len(header) < EPOCH.size:
+            return None
+        offset, epoch, magic = EPOCH.unpack(header)
+        return (epoch, offset) if magic == 2 and epoch >= 0 else None
+
+    def _keep_epochs(self, change: Callable[..., None], *arguments: Any) -> None:
+        """Change the epochs. A full disk is no reason not to load a log: a flush writes the file later."""
+        try:
+            change(*arguments)
+        except OSError as e:
+            if e.errno in FATAL:
+                raise
+            report(self.directory, "writing the leader epochs", e)
 
     # -- segments --------------------------------------------------------------------------------------------
 
@@ -371,20 +420,16 @@ class Loader:
         self, base: int, producers: ProducerTable, *, producers_from: int, below: int | None = None
     ) -> SegmentScan:
         """`below`: nothing from that offset on is read, and everything before is known to be whole."""
-        latest = self.epochs.latest
         scan = scan_segment(
             self.directory,
             base,
             producers,
-            epoch=-1 if latest is None else latest,
             producers_from=producers_from,
             index_interval=self.index_interval_bytes,
             below=-1 if below is None else below,
         )
         self.scanned_bytes += scan.valid_size
         self.rebuilt += (segment_file(self.directory, base, suffix) for suffix in (INDEX, TIME_INDEX))
-        if scan.epochs:
-            self.epochs.assign_all(scan.epochs)
         if scan.completed or os.path.exists(segment_file(self.directory, base, TXN_INDEX)):
             aborted = [AbortedTxn(*row[:4]) for row in scan.completed if row[4]]
             path = segment_file(self.directory, base, TXN_INDEX)
@@ -428,6 +473,7 @@ class Loader:
             if at > first:
                 self._write_snapshot(files, base)
             scan = known[base] = self._scan(base, self.producers, producers_from=start)
+            self._keep_epochs(self.epochs.rebuild, base, scan.epochs)
             self._cut(files, scan)
             behind = bases[at + 1 :]
             if behind and not self._follows(scan, behind[0]):
@@ -467,6 +513,7 @@ class Loader:
         if start is None:
             start = max(log_start, mine[0])
         self._replay(mine[:-1], start, active)
+        self._find_epochs(mine[:-1])
         # Readers may have the indexes open: they keep the old files.
         for suffix in (INDEX, TIME_INDEX):
             _remove(segment_file(self.directory, active, suffix))
@@ -489,7 +536,7 @@ class Loader:
             os.truncate(path, scan.valid_size)
         files.sizes[active] = scan.valid_size
         known[active] = scan
-        self._find_epochs(mine[:-1])
+        self._keep_epochs(self.epochs.rebuild, active, scan.epochs)
         for base in mine[:-1]:
             if not self._indexes_look_right(files, base):
                 logger.warning("rebuilding the indexes of %s", segment_file(self.directory, base, LOG))
@@ -508,7 +555,7 @@ class Loader:
         """Return whether a dead owner had closed the files, or never opened them: then everything is as after
         a clean stop, and thousands of such logs load quickly. Open indexes are stretched before the first
         byte is appended, and then end in zeros; a full one proves nothing."""
-        if self.epochs_lost or active != trusted.end_segment or files.sizes[active] != trusted.end_position:
+        if active != trusted.end_segment or files.sizes[active] != trusted.end_position:
             return False
         for suffix, entry_size in INDEX_ENTRY_SIZES.items():
             size = files.indexes[suffix].get(active, -1)

@@ -43,6 +43,9 @@ class Truncated(Owner, Protocol):
     @property
     def flusher(self) -> Flusher: ...
 
+    def cut_epochs(self, offset: int) -> bool:
+        """Forget leader epochs that begin at `offset` or later."""
+
     def io(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Call; disk errors become KafkaError."""
 
@@ -82,8 +85,7 @@ def truncate_to(log: Truncated, offset: int) -> None:
                 write_txn_index(txns, [txn for txn in read_txn_index(txns) if txn.last_offset < offset])
                 log.flusher.paths.add(txns)
         log.flusher.directories.add(log.directory)
-        log.leader_epochs.truncate_from_end(offset)
-        native.note_epochs()
+        log.cut_epochs(offset)
         reload_producers(log, offset)
         native.refresh_stable()
     except OSError as e:
@@ -129,8 +131,7 @@ def start_at(log: Truncated, offset: int) -> None:
     try:
         _end_cleaning(log)
         _remove_all(log, offset)
-        log.leader_epochs.truncate_from_end(0)
-        log.native.note_epochs()
+        log.cut_epochs(0)
         reload_producers(log, offset)
         log.native.refresh_stable()
     except OSError as e:

@@ -4,6 +4,7 @@ The owner is a forked process that appends, rolls, deletes and checkpoints until
 that is. Its successor must find every batch that was acknowledged, keep no byte beyond LEO, move no mark
 back, and know the last five batches of each producer."""
 
+import errno
 import mmap
 import os
 import random
@@ -15,7 +16,9 @@ import pytest
 
 from kafkad._native.log.partition import Partition
 from kafkad._native.shared.watermarks import WatermarkTable
-from kafkad.log.filenames import INDEX, LOG, SNAPSHOT, TIME_INDEX, segment_file
+from kafkad.log import leader_epochs, recovery
+from kafkad.log.filenames import INDEX, LEADER_EPOCHS, LOG, SNAPSHOT, TIME_INDEX, segment_file
+from kafkad.log.leader_epochs import LeaderEpochs
 from kafkad.log.log import Log
 from kafkad.protocol.records import Record, build_batch, end_marker, read_batches
 from tests.unit.forked import Forked
@@ -161,8 +164,8 @@ class Succession:
     def poke(self, at: int, form: str, value: int) -> None:
         os.pwrite(self.table.fd, struct.pack(form, value), self.slot.number * 256 + at)
 
-    def crash(self) -> Log:
-        return self.world.crash(left=self.slot)
+    def crash(self, **options) -> Log:
+        return self.world.crash(left=self.slot, **options)
 
 
 @pytest.fixture
@@ -482,6 +485,96 @@ def test_readers_see_the_row_through_all_of_it(succession):
     succession.world.append()
     assert reader.try_read(30, 10_000)[1] == 31
     assert int.from_bytes(reader.try_read(30, 10_000)[4][:8], "big") == 30
+
+
+# -- leader epochs -------------------------------------------------------------------------------------------
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def led(succession: Succession, epoch: int, count: int) -> None:
+    """A term of the partition's leader, with `count` batches."""
+    succession.world.epoch = epoch
+    succession.log.set_leader_epoch(epoch)
+    fill(succession, count)
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_epochs_that_a_dead_owner_could_not_write_are_found_in_the_batches(succession, monkeypatch, rests):
+    """A follower that asked where one of them ended was sent to the end of an older epoch: it removed records
+    that the leader has, or kept some that it has not."""
+    led(succession, 1, 40)
+    monkeypatch.setattr(leader_epochs, "write_file", full)
+    led(succession, 4, 5)
+    succession.log.roll(1_000)
+    led(succession, 7, 25)
+    if rests:
+        at_rest(succession)
+    before = succession.log.epochs
+    assert before == [(1, 0), (4, 40), (7, 45)]
+    log = succession.crash(lead=False)
+    assert log.epochs == before
+    assert bool(log.scanned_bytes) is not rests
+    assert succession.slot.values().last_epoch == 7
+    assert [log.end_offset_for_epoch(epoch) for epoch in (1, 4, 7)] == [(1, 40), (4, 45), (7, 70)]
+    log.follow(8, 2)
+    monkeypatch.undo()
+    succession.world.scheduler.run(100)
+    succession.world.scheduler.settle()
+    assert LeaderEpochs.load(log.directory).entries == before
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_epochs_that_were_cut_off_and_are_still_in_the_file_are_forgotten(succession, monkeypatch, rests):
+    """The log of a follower was truncated, and another leader continued it in an older epoch."""
+    led(succession, 1, 10)
+    led(succession, 5, 10)
+    monkeypatch.setattr(leader_epochs, "write_file", full)
+    log = succession.log
+    log.follow(6, 2)
+    log.truncate_to(8)
+    for epoch in (3, 6):
+        for _ in range(7):
+            data = build_batch([Record(None, b"x" * 10)], base_offset=log.end_offset, leader_epoch=epoch)
+            log.append(data, 1_000, origin="replica")
+    log.native.note_epochs()
+    if rests:
+        at_rest(succession)
+    assert log.epochs == [(1, 0), (3, 8), (6, 15)]
+    log = succession.crash(lead=False)
+    assert log.epochs == [(1, 0), (3, 8), (6, 15)]
+
+
+def test_only_segments_in_which_an_epoch_ends_are_read_for_them(succession, monkeypatch):
+    led(succession, 1, 40)
+    monkeypatch.setattr(leader_epochs, "write_file", full)
+    led(succession, 4, 40)
+    read = []
+    scan = recovery.scan_segment
+
+    def noted(directory, base, *arguments, **named):
+        read.append(base)
+        return scan(directory, base, *arguments, **named)
+
+    monkeypatch.setattr(recovery, "scan_segment", noted)
+    at_rest(succession)
+    log = succession.crash(lead=False)
+    assert log.epochs == [(1, 0), (4, 40)]
+    bases = [base for base, _ in log.segments]
+    assert len(bases) > 5
+    assert set(read) == {max(base for base in bases if base <= 40), bases[-1]}
+
+
+def test_a_lost_file_of_epochs_comes_back_whole(succession):
+    """The epochs of the last segment were removed again by those of the ones before it."""
+    led(succession, 1, 40)
+    led(succession, 4, 2)
+    os.unlink(os.path.join(succession.log.directory, LEADER_EPOCHS))
+    open(os.path.join(succession.log.directory, LEADER_EPOCHS), "w").close()
+    log = succession.crash(lead=False)
+    assert log.epochs == [(1, 0), (4, 40)]
 
 
 @pytest.mark.soak

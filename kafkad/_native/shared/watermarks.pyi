@@ -27,6 +27,7 @@ class RowValues(NamedTuple):
     isr_count: int
     isr_count_max: int
     isr_count_min: int
+    last_epoch: int
 
 class WatermarkTable:
     def __init__(self, capacity: int = ..., shared: bool = False) -> None: ...

@@ -74,7 +74,7 @@ RowValues = namedtuple(
     "RowValues",
     "whole topic_id partition generation leader_epoch log_end_offset high_watermark last_stable_offset log_start_offset "
     "local_log_start_offset flushed_offset end_segment end_position waiters role led_since leader_id durable_offset "
-    "epoch_start partition_epoch isr_count isr_count_max isr_count_min")
+    "epoch_start partition_epoch isr_count isr_count_max isr_count_min last_epoch")
 
 
 cdef bint row_read(const Row* shared, Row* copy) noexcept nogil:
@@ -262,7 +262,7 @@ cdef class RowSlot:
             copy.log_end_offset, copy.high_watermark, copy.last_stable_offset, copy.log_start_offset,
             copy.local_log_start_offset, copy.flushed_offset, copy.end_segment, copy.end_position, row.waiters,
             copy.role, copy.led_since, copy.leader_id, copy.durable_offset, copy.epoch_start, copy.partition_epoch,
-            copy.isr_count, copy.isr_count_max, copy.isr_count_min)
+            copy.isr_count, copy.isr_count_max, copy.isr_count_min, copy.last_epoch)
 
 
 def leave_odd(RowSlot slot not None) -> None:

@@ -236,15 +236,15 @@ class Flusher:
 
     def _failed(self, error: OSError) -> None:
         log = self._log
-        if log.closed:
+        if not _is_shortage(error):
             self._under_way = False
-        elif _is_shortage(error):  # the next try serves later requests, too
+            log.on_failure(error)
+        elif log.closed:
+            self._under_way = False
+        else:  # the next try serves later requests, too
             report(log.directory, "a flush", error)
             log.scheduler.call_later(self._retry_ms, self._begin)
             self._retry_ms = min(2 * self._retry_ms, RETRY_MS_MAX)
-        else:
-            self._under_way = False
-            log.on_failure(error)
 
     def _work(self) -> "Work":
         """Return what to sync, as of now on the loop. Raises NotOpened."""

@@ -12,6 +12,7 @@ import logging
 import os
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kafkad._native.log.next_segment import NextSegment as Files
@@ -28,12 +29,12 @@ from kafkad.log.filenames import (
     SNAPSHOT,
     segment_file,
 )
-from kafkad.log.flusher import FATAL, Flusher, Work
+from kafkad.log.flusher import FATAL, RETRY_MS, RETRY_MS_MAX, Flusher, Work
 from kafkad.log.leader_epochs import OFFSET_MAX, LeaderEpochs
 from kafkad.log.next_segment import NextSegment
 from kafkad.log.pending_append import AppendResult, PendingAppend, append_rules
 from kafkad.log.producer_state import write_snapshot
-from kafkad.log.scheduler import Scheduler
+from kafkad.log.scheduler import Handle, Scheduler
 from kafkad.log.segment_deletion import delete_due
 from kafkad.log.shortages import report
 from kafkad.log.timestamps import Search, TimestampOffset, finish
@@ -72,6 +73,10 @@ class Log:
         "_half_done",
         "_jitter",
         "_next",
+        "_retry",
+        "_retry_ms",
+        "_role",
+        "_unfinished",
         "_waiting_watermark",
         "being_cleaned",
         "cleaned_below",
@@ -174,6 +179,10 @@ class Log:
         self.leader_epochs = epochs
         self.snapshot_offset = -1
         self._half_done = ""  # what left files and memory different
+        self._unfinished: Callable[[], None] | None = None  # tries that once more
+        self._retry: Handle | None = None
+        self._retry_ms = RETRY_MS
+        self._role: tuple[int, int, int] | None = None  # arguments of the last `follow`
         self._jitter = jitter
         self._waiting_watermark: list[tuple[int, Callable[[BaseException | None], None]]] = []
         self.flusher = Flusher(self, now_ms)
@@ -287,6 +296,8 @@ class Log:
         """Lead the partition from LEO on under `epoch`: serve appends and reads; `leader_id` is this broker.
         `alone`: it is the only replica, so HW follows LEO; otherwise HW stays until the followers have
         fetched. Raises KafkaError; then it does not lead."""
+        self._finish()
+        self._role = None
         self._change_epochs(lambda: self.leader_epochs.assign(epoch, self.end_offset))
         self.native.follows_end = alone
         if alone:
@@ -327,6 +338,9 @@ class Log:
     def follow(self, epoch: int, leader_id: int, partition_epoch: int = 0) -> None:
         """Follow the leader of `epoch`, or nobody (-1). The broker can still read the log; clients get
         NOT_LEADER_OR_FOLLOWER, including waiting ones."""
+        self._role = epoch, leader_id, partition_epoch
+        if self.halted:  # `_finish` does it
+            return
         self.native.follow(epoch, leader_id, partition_epoch)
         if self.leader_epochs.unwritten:
             self._write_epochs_soon()
@@ -334,6 +348,7 @@ class Log:
 
     def resign(self, code: int = NOT_LEADER_OR_FOLLOWER) -> None:
         """Answer clients with `code` from now on, including waiting ones."""
+        self._role = None
         self.native.close_to_clients(code)
         self._fail_waiters(KafkaError(code))
 
@@ -557,8 +572,9 @@ class Log:
 
     def on_failure(self, error: OSError) -> None:
         """The disk is broken: this log serves nothing more, and its directory goes offline."""
-        if self.closed:
+        if self.closed and not self.halted:
             return
+        self._unfinished = None
         self.closed = True
         self._next.close()
         logger.error("%s-%d goes offline, %s: %s", self.topic, self.partition, self.directory, error)
@@ -644,6 +660,7 @@ class Log:
         """Remove everything from `offset` on (from the start of the batch that holds it), and epochs that
         begin there: the leader may not know an epoch without records. Return whether anything was removed.
         Raises KafkaError."""
+        self._finish()
         if offset < self.end_offset:
             truncation.truncate_to(self, offset)
             return True
@@ -662,15 +679,34 @@ class Log:
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Remove everything; the log continues, empty, at `offset`: a snapshot has the rest. Raises
         KafkaError."""
+        self._finish()
         truncation.start_at(self, offset)
 
+    @property
+    def halted(self) -> bool:
+        """Whether the log is closed only until there is room to finish a truncation."""
+        return self._unfinished is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the log is closed, and will not serve again."""
+        return self.closed and self._unfinished is None
+
     def half_done(
-        self, what: str, error: OSError | ValueError, code: int = KAFKA_STORAGE_ERROR
+        self,
+        what: str,
+        error: OSError | ValueError,
+        code: int = KAFKA_STORAGE_ERROR,
+        again: Callable[[], None] | None = None,
     ) -> KafkaError:
-        """Files and memory may differ now. The log serves nothing until the next start, which recovers it."""
+        """Files and memory may differ now. The log serves nothing until `again` succeeds, which is tried with
+        growing pauses; without it, until the next start, which recovers the log."""
         if isinstance(error, OSError) and error.errno in FATAL:
             self.on_failure(error)
-        elif not self.closed:
+        elif isinstance(error, OSError) and again is not None and not self.ended:
+            self._halt(what, error, again)
+        elif not self.ended:
+            self._unfinished = None
             logger.error("%s serves nothing until the next start, %s failed: %s",
                          self.directory, what, error)  # fmt: skip
             self.closed = True
@@ -679,6 +715,41 @@ class Log:
             self.native.close_to_clients(KAFKA_STORAGE_ERROR, getattr(error, "errno", None) or errno.EIO)
             self._fail_waiters(KafkaError(code, str(error)))
         return KafkaError(code, str(error))
+
+    def _halt(self, what: str, error: OSError, again: Callable[[], None]) -> None:
+        if self.halted:
+            report(self.directory, what, error)
+        else:
+            logger.error("%s serves nothing until %s succeeds: %s", self.directory, what, error)
+            self.closed = True
+            self._half_done = f"{what} failed"
+            self._retry_ms = RETRY_MS
+            self._next.close()
+            self.native.halt(error.errno or errno.EIO)
+            self._fail_waiters(KafkaError(KAFKA_STORAGE_ERROR, str(error)))
+        self._unfinished = again
+        self._retry = self.scheduler.call_later(self._retry_ms, self._try_to_finish)
+        self._retry_ms = min(2 * self._retry_ms, RETRY_MS_MAX)
+
+    def _try_to_finish(self) -> None:
+        with suppress(KafkaError):  # it is logged, and tried again
+            self._finish()
+
+    def _finish(self) -> None:
+        """Finish what a shortage interrupted, and serve again. Raises KafkaError."""
+        if self._unfinished is None:
+            return
+        assert self._retry is not None
+        self._retry.cancel()
+        self._unfinished()
+        self._unfinished = None
+        self._half_done = ""
+        self.closed = False
+        self.native.serve_again()
+        logger.warning("%s serves again", self.directory)
+        if self._role is not None:
+            self.native.follow(*self._role)
+        self._write_epochs_soon()
 
     def remove_expired_producers(self, now_ms: int) -> int:
         self.native.expire_guards(now_ms - self.producer_expiration_ms)
@@ -707,6 +778,7 @@ class Log:
         """Do the first part of `close`: return work that syncs files, for any thread; call `end_close` after
         it. None: there is nothing to sync, the log is closed. Raises KafkaError."""
         if self.closed:
+            self._unfinished = None
             if clean and self._half_done:
                 raise KafkaError(KAFKA_STORAGE_ERROR, self._half_done)
             return None
@@ -762,6 +834,7 @@ class Log:
     def move_directory(self, directory: str) -> None:
         """Rename the partition's directory, for deletion; the log serves nothing any more. The caller syncs
         the parent. Raises KafkaError."""
+        self._unfinished = None
         self.resign()
         self._next.close()
         self.closed = True

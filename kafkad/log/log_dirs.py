@@ -450,7 +450,7 @@ class LogDirs:
         log, directory = found
         del directory.logs_by_key[topic, index]
         self.uncount(directory, 1)
-        if log.native.failure:
+        if log.native.failure and not log.halted:
             return  # its directory is offline: leave it
         path = os.path.join(directory.path, left_directory(topic, index, uuid.uuid4().hex, DELETE_DIR))
         try:

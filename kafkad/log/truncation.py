@@ -1,8 +1,9 @@
 """Truncation of a log: its end moves back, or everything is removed and the log restarts at another offset.
 
 Followers truncate to the leader's log; a metadata log restarts after a snapshot. The segments are dropped
-from memory first, then their files are removed, then the leader epochs and the producers are adjusted. If the
-disk fails in between, files and memory may differ: the log serves nothing until the next start (`half_done`).
+from memory first, then their files are removed, then the leader epochs and the producers are adjusted. If a
+shortage (of space, descriptors, memory) interrupts that, files and memory may differ. The log serves nothing
+then, and all steps are done again until they succeed (`half_done`), so each step can be repeated.
 
 Data that is cut may be on its way to a client: a leader sends data above HW to its followers, directly from
 the file, and may become a follower before all of it has been sent. Such a segment gets a new file with the
@@ -12,6 +13,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final, Protocol
 
@@ -50,7 +52,11 @@ class Truncated(Owner, Protocol):
         """Call; disk errors become KafkaError."""
 
     def half_done(
-        self, what: str, error: OSError | ValueError, code: int = KAFKA_STORAGE_ERROR
+        self,
+        what: str,
+        error: OSError | ValueError,
+        code: int = KAFKA_STORAGE_ERROR,
+        again: Callable[[], None] | None = None,
     ) -> KafkaError: ...
 
 
@@ -60,38 +66,66 @@ def truncate_to(log: Truncated, offset: int) -> None:
     log.cleaned_below = min(log.cleaned_below, offset)
     log.cut_to = min(log.cut_to, offset)
     log.cuts += 1
-    native = log.native
-    rows = native.segment_rows()
-    whole = offset <= rows[0][0]
-    base, position = (offset, 0) if whole else log.io(native.position_of, offset)
+    rows = log.native.segment_rows()
+    if offset <= rows[0][0]:
+        _do(log, partial(_truncate_all, log, offset))
+        return
+    base, position = log.io(log.native.position_of, offset)
+    created_ms = next(created_ms for found, _, created_ms in rows if found == base)
+    _do(log, partial(_truncate, log, offset, base, position, created_ms))
+
+
+def _do(log: Truncated, work: Callable[[], None]) -> None:
     try:
-        _end_cleaning(log)
-        if whole:
-            _remove_all(log, offset)
-        else:
-            at = next(at for at, row in enumerate(rows) if row[0] == base)
-            for gone in native.drop_segments(at, native.count):
-                if gone != base:
-                    recovery.remove_segment_files(log.directory, gone)
-            path = segment_file(log.directory, base, LOG)
-            _cut(log, path, base, position, offset)
-            scan = scan_segment(
-                log.directory, base, ProducerTable(), index_interval=log.config.index_interval_bytes
-            )
-            native.add_segment(base, scan.valid_size, rows[at][2], scan.max_timestamp)
-            native.truncated(offset, scan.valid_size)
-            txns = segment_file(log.directory, base, TXN_INDEX)
-            if os.path.exists(txns):
-                write_txn_index(txns, [txn for txn in read_txn_index(txns) if txn.last_offset < offset])
-                log.flusher.paths.add(txns)
-        log.flusher.directories.add(log.directory)
-        log.cut_epochs(offset)
-        reload_producers(log, offset)
-        native.refresh_stable()
+        work()
     except OSError as e:
-        raise log.half_done("its truncation", e) from e
+        raise log.half_done("its truncation", e, again=partial(_do, log, work)) from e
     except ValueError as e:
         raise log.half_done("its truncation", e, CORRUPT_MESSAGE) from e
+
+
+def _truncate(log: Truncated, offset: int, base: int, position: int, created_ms: int) -> None:
+    native = log.native
+    _end_cleaning(log)
+    _remove_from(log, base, kept=base)
+    path = segment_file(log.directory, base, LOG)
+    if os.path.getsize(path) > position:
+        _cut(log, path, base, position, offset)
+    scan = scan_segment(log.directory, base, ProducerTable(), index_interval=log.config.index_interval_bytes)
+    native.add_segment(base, scan.valid_size, created_ms, scan.max_timestamp)
+    native.truncated(offset, scan.valid_size)
+    txns = segment_file(log.directory, base, TXN_INDEX)
+    if os.path.exists(txns):
+        write_txn_index(txns, [txn for txn in read_txn_index(txns) if txn.last_offset < offset])
+        log.flusher.paths.add(txns)
+    _adjust(log, offset, epochs_from=offset)
+
+
+def _truncate_all(log: Truncated, offset: int) -> None:
+    _end_cleaning(log)
+    _remove_all(log, offset)
+    _adjust(log, offset, epochs_from=offset)
+
+
+def _adjust(log: Truncated, offset: int, epochs_from: int) -> None:
+    log.flusher.directories.add(log.directory)
+    log.cut_epochs(epochs_from)
+    reload_producers(log, offset)
+    log.native.refresh_stable()
+
+
+def _remove_from(log: Truncated, first: int, kept: int = -1) -> None:
+    """Remove the segments whose base offset is at least `first`, and the files of all of them but `kept`,
+    also those that a try before this one has left. The last one goes first, so what is left is a log."""
+    native = log.native
+    gone = {row[0] for row in native.segment_rows() if row[0] >= first}
+    native.drop_segments(native.count - len(gone), native.count)
+    for name in os.listdir(log.directory):
+        base = offset_of(name) if name.endswith(LOG) else None
+        if base is not None and base >= first:
+            gone.add(base)
+    for base in sorted(gone - {kept}, reverse=True):
+        recovery.remove_segment_files(log.directory, base)
 
 
 def _end_cleaning(log: Truncated) -> None:
@@ -128,14 +162,13 @@ def start_at(log: Truncated, offset: int) -> None:
     """Remove everything; the log continues, empty, at `offset`. Raises KafkaError."""
     log.cut_to = 0
     log.cuts += 1
-    try:
-        _end_cleaning(log)
-        _remove_all(log, offset)
-        log.cut_epochs(0)
-        reload_producers(log, offset)
-        log.native.refresh_stable()
-    except OSError as e:
-        raise log.half_done("its truncation", e) from e
+    _do(log, partial(_start_at, log, offset))
+
+
+def _start_at(log: Truncated, offset: int) -> None:
+    _end_cleaning(log)
+    _remove_all(log, offset)
+    _adjust(log, offset, epochs_from=0)
     log.native.set_log_start(offset)
     log.native.advance_high_watermark(offset)
 
@@ -169,9 +202,7 @@ def reload_producers(log: Truncated, end_offset: int) -> None:
 
 
 def _remove_all(log: Truncated, offset: int) -> None:
-    for gone in log.native.drop_segments(0, log.native.count):
-        recovery.remove_segment_files(log.directory, gone)
+    _remove_from(log, 0)
     recovery.create_segment_files(log.directory, offset)
     log.native.add_segment(offset, 0, log.flusher.now_ms)
     log.native.truncated(offset, 0)
-    log.flusher.directories.add(log.directory)

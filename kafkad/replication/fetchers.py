@@ -181,7 +181,7 @@ class Fetchers:
         if self._epochs.get(key) == state.leader_epoch:
             return
         self.remove(*key)
-        if state.leader < 0 or log.closed or self.closed:
+        if state.leader < 0 or log.ended or self.closed:
             return
         number = fetcher_number(log.topic, log.partition, self.config.num_replica_fetchers)
         fetcher_id = FetcherId(state.leader, number)
@@ -269,7 +269,9 @@ class LeaderFetcher:
         followed = self.followed[key] = Followed(log, epoch)
         begins = truncation.begins_at(log.end_offset, log.high_watermark, log.leader_epochs.latest)
         self.native.add(log.native, *key, epoch)
-        if begins.cut:
+        if log.halted:
+            self._delay(key, followed)
+        elif begins.cut:
             self._cut(key, followed, Cut(begins.offset, True))
 
     def remove(self, key: Key) -> None:
@@ -337,7 +339,7 @@ class LeaderFetcher:
         if followed is None:
             return
         key = topic_id, index
-        if failed or followed.log.closed:
+        if failed or followed.log.ended:
             self._fail(key, followed, why)
         else:
             self._report(followed, why)
@@ -349,7 +351,7 @@ class LeaderFetcher:
             return
         if isinstance(error, AssertionError):
             raise error
-        heals = isinstance(error, KafkaError) and error.code not in NEVER_HEALS and not followed.log.closed
+        heals = isinstance(error, KafkaError) and error.code not in NEVER_HEALS and not followed.log.ended
         self.trouble(topic_id, index, epoch, not heals, str(error) or repr(error))
 
     def answered(self, code: int) -> None:
@@ -393,7 +395,11 @@ class LeaderFetcher:
 
     def _resume(self, key: Key, followed: Followed) -> None:
         followed.timer = None
-        if self.followed.get(key) is followed:
+        if self.followed.get(key) is not followed:
+            return
+        if followed.log.halted:  # it is truncated when there is room
+            self._delay(key, followed)
+        else:
             self.native.resume(*key)
 
     def _fail(self, key: Key, followed: Followed, why: str, level: int = logging.ERROR) -> None:

@@ -335,7 +335,7 @@ class Partitions:
             self._unled.discard(key)
             self._waiting.discard(key)
             self._failed.pop(key, "")
-        if not log.closed:
+        if not log.ended:
             log.follow(state.leader_epoch, state.leader, state.partition_epoch)
 
     def _lead(self, log: Log, state: PartitionState) -> bool:
@@ -346,7 +346,7 @@ class Partitions:
             log.set_leader_epoch(state.leader_epoch, self.broker_id, state.partition_epoch, alone=alone)
         except KafkaError as trouble:
             self._unled.add(key)
-            if not log.closed:
+            if not log.ended:
                 log.resign(errors.KAFKA_STORAGE_ERROR)
                 self._wait(key, "led", trouble)
             return False

@@ -4,19 +4,27 @@ from types import SimpleNamespace
 
 import pytest
 
+from kafkad._native.serving.followed import DELAYED, FAILED
 from kafkad.protocol import errors
+from kafkad.protocol.errors import KafkaError
 from kafkad.replication.fetchers import EARLY_MS, FetcherId, Followed, LeaderFetcher
 
 TOPIC_ID, EPOCH, BACKOFF_MS = b"t" * 16, 5, 1_000
 
 
 class Native:
+    def __init__(self):
+        self.states = []
+
     def stop(self, topic_id, index, state):
-        pass
+        self.states.append(state)
+
+    def resume(self, topic_id, index):
+        self.states.append("resumed")
 
 
-def delays_after(code, count):
-    """The pauses after so many answers with this code, in milliseconds."""
+def fetcher_of(log):
+    """A fetcher of one partition, and the pauses that it makes, in milliseconds."""
     delays = []
     loop = SimpleNamespace(
         call_later=lambda seconds, *_: (
@@ -26,7 +34,13 @@ def delays_after(code, count):
     fetcher = LeaderFetcher.__new__(LeaderFetcher)
     fetcher.fetchers = SimpleNamespace(loop=loop, config=SimpleNamespace(replica_fetch_backoff_ms=BACKOFF_MS))
     fetcher.id, fetcher.native = FetcherId(2, 0), Native()
-    fetcher.followed = {(TOPIC_ID, 0): Followed(SimpleNamespace(topic="t", partition=0), EPOCH)}
+    fetcher.followed = {(TOPIC_ID, 0): Followed(log, EPOCH)}
+    return fetcher, delays
+
+
+def delays_after(code, count):
+    """The pauses after so many answers with this code, in milliseconds."""
+    fetcher, delays = fetcher_of(SimpleNamespace(topic="t", partition=0))
     for _ in range(count):
         fetcher.error(TOPIC_ID, 0, EPOCH, code)
     return delays
@@ -48,3 +62,20 @@ def test_a_leader_that_has_not_our_metadata_yet_is_asked_again_soon(code):
 
 def test_after_other_errors_a_partition_waits():
     assert delays_after(errors.KAFKA_STORAGE_ERROR, 1) == [BACKOFF_MS]
+
+
+def test_a_partition_whose_log_waits_for_room_to_be_truncated_goes_on_after_that():
+    """It was not fetched any more until the next leader epoch, with a log that served nothing."""
+    log = SimpleNamespace(topic="t", partition=0, halted=True, ended=False)
+    fetcher, delays = fetcher_of(log)
+    (followed,) = fetcher.followed.values()
+    fetcher.refused(TOPIC_ID, 0, EPOCH, KafkaError(errors.KAFKA_STORAGE_ERROR, "no space left on device"))
+    fetcher._resume((TOPIC_ID, 0), followed)
+    assert (delays, fetcher.native.states) == ([BACKOFF_MS] * 2, [DELAYED] * 2)
+    log.halted = False
+    fetcher._resume((TOPIC_ID, 0), followed)
+    assert fetcher.native.states[2:] == ["resumed"]
+
+    log.ended = True  # its disk is broken
+    fetcher.refused(TOPIC_ID, 0, EPOCH, KafkaError(errors.KAFKA_STORAGE_ERROR, "input/output error"))
+    assert fetcher.native.states[3:] == [FAILED]

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from kafkad._native.log.fileio import fail_writes
+from kafkad._native.shared.watermarks import FOLLOWER
 from kafkad.log import leader_epochs, log, recovery, rolling, segment_deletion, shortages
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 from kafkad.protocol.records import build_batch, end_marker
 from kafkad.server.log_upkeep import apply_retention
-from tests.unit.log_world import LogWorld, batch, topic_config
+from tests.unit.log_world import LogWorld, batch, idempotent, topic_config
 
 
 @pytest.fixture(autouse=True)
@@ -355,10 +356,11 @@ def test_an_abort_that_finds_no_room_is_refused_whole(tmp_path, room):
 
 
 @pytest.mark.parametrize("fully", [False, True])
-def test_a_truncation_that_fails_half_way_ends_the_log_alone(tmp_path, monkeypatch, fully):
-    """REVIEW D11: the next append looked at segments[-1]."""
+def test_a_truncation_that_fails_half_way_stops_the_log_until_there_is_room(tmp_path, monkeypatch, fully):
+    """REVIEW D11: the next append looked at segments[-1]. Later the log served nothing until a restart."""
     world = LogWorld(tmp_path)
     world.append(count=3)
+    world.log.follow(1, 2)
     monkeypatch.setattr(recovery, "create_segment_files" if fully else "remove_segment_files", full)
     monkeypatch.setattr(log.truncation, "scan_segment", full)
     with pytest.raises(KafkaError):
@@ -366,16 +368,94 @@ def test_a_truncation_that_fails_half_way_ends_the_log_alone(tmp_path, monkeypat
             world.log.truncate_fully_and_start_at(7)
         else:
             world.log.truncate_to(1)
-    monkeypatch.undo()
+    assert world.log.halted and not world.log.ended
     assert world.log.size == 0
     with pytest.raises(KafkaError) as refusal:
         world.append()
     assert refusal.value.code == KAFKA_STORAGE_ERROR
     with pytest.raises(KafkaError):
         world.log.append(batch(), 1_000, origin="raft", epoch=9)
-    assert world.log.apply_retention(1 << 50) == 0
+    assert world.log.native.try_append_run(batch(), 0, 1, 0, 1_000)[0] == KAFKA_STORAGE_ERROR
     with pytest.raises(KafkaError):
-        world.log.close()  # no clean mark
+        world.log.set_leader_epoch(3)
+    with pytest.raises(KafkaError):
+        world.log.truncate_to(0)
+    world.log.follow(2, 3)  # the metadata change meanwhile
+    assert world.log.apply_retention(1 << 50) == 0
+    world.scheduler.run(100)
+    assert world.log.closed
+
+    monkeypatch.undo()
+    world.scheduler.run(60_000)
+    world.scheduler.settle()
+    assert not world.log.closed and not world.log.halted
+    end = 7 if fully else 1
+    assert (world.log.log_start_offset, world.log.end_offset) == (end if fully else 0, end)
+    assert (world.log.leader_epoch, world.log.native.role, world.log.native.failure) == (2, FOLLOWER, 0)
+    world.log.append(batch(base_offset=end, leader_epoch=2), 1_000, origin="replica")
+    world.log.set_leader_epoch(4)
+    assert world.append() == end + 1
+    world.restart(lead=False)
+    assert world.log.end_offset == end + 2
+
+
+def test_a_truncation_between_segments_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    """Its first try had removed the later segments from memory, and some of their files."""
+    world = LogWorld(tmp_path, topic_config(segment_bytes=200))
+    for sequence in range(0, 10, 2):
+        world.append(idempotent(sequence, count=2, size=30))
+    world.log.roll(1_000)
+    world.log.follow(1, 2)
+    bases = [base for base, _ in world.log.segments]
+    assert len(bases) > 3
+    remove = recovery.remove_segment_files
+    removed = []
+
+    def some(directory, base):
+        if removed:
+            full()
+        removed.append(base)
+        remove(directory, base)
+
+    monkeypatch.setattr(recovery, "remove_segment_files", some)
+    with pytest.raises(KafkaError):
+        world.log.truncate_to(2)
+    assert removed == bases[-1:]
+    monkeypatch.undo()
+    world.scheduler.run(100)
+    assert world.log.end_offset == 2
+    assert [base for base, _ in world.log.segments] == [0, 2]
+    assert [name for name in world.names() if name.endswith(".log")] == [f"{0:020d}.log", f"{2:020d}.log"]
+    assert [row[2] for row in world.log.active_producers()] == [1]
+    world.log.set_leader_epoch(2)
+    assert world.append(idempotent(2, count=2, size=30)) == 2
+
+
+@pytest.mark.parametrize("then", ["close", "delete", "disk"])
+def test_a_log_that_waits_for_room_can_be_closed_deleted_and_lost(tmp_path, monkeypatch, then):
+    world = LogWorld(tmp_path)
+    world.append(count=3)
+    monkeypatch.setattr(log.truncation, "scan_segment", full)
+    with pytest.raises(KafkaError):
+        world.log.truncate_to(1)
+    if then == "close":
+        with pytest.raises(KafkaError):
+            world.log.close()  # no clean mark
+    elif then == "delete":
+        world.log.move_directory(str(tmp_path / "t-0.x-delete"))
+    else:
+        offline: list[object] = []
+        world.log.on_offline = lambda log, error: offline.append(error.errno)
+
+        def broken(*_, **__):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(log.truncation, "scan_segment", broken)
+        world.scheduler.run(100)
+        assert offline == [errno.EIO]
+    monkeypatch.undo()
+    world.scheduler.run(60_000)
+    assert world.log.closed and world.log.ended
 
 
 # -- what the operator and the client read -----------------------------------------------------------------

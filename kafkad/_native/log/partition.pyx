@@ -20,7 +20,7 @@ from kafkad._native.log.next_segment cimport NextSegment
 from kafkad._native.log.segments cimport UNKNOWN, LogFile, Segment, log_file_release, segment_close, segment_drop
 from kafkad._native.shared.watermarks cimport ROLE_FOLLOWER, ROLE_LEADER, ROLE_NONE, RowSlot, row_begin, row_end
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
-from kafkad._native.wire.errors cimport NOT_LEADER_OR_FOLLOWER
+from kafkad._native.wire.errors cimport KAFKA_STORAGE_ERROR, NOT_LEADER_OR_FOLLOWER
 from kafkad._native.log.partition_state cimport EPOCH_RAISED, PARTITION_GONE
 from kafkad._native.log.partition_runs cimport PartitionRuns
 
@@ -93,6 +93,20 @@ cdef class Partition(PartitionRuns):
         self.row.role = ROLE_NONE                       # `led_since` stays: batches appended in that term are unchanged
         self.row_end()
         self.tell(PARTITION_GONE)
+
+    def halt(self, int failure) -> None:
+        """Like `close_to_clients`, because files and memory differ, until `serve_again`. A flush that has begun ends
+        as any other."""
+        self.close_to_clients(KAFKA_STORAGE_ERROR)
+        self.failure = failure
+        self.halted = True
+
+    def serve_again(self) -> None:
+        """Files and memory agree again; `lead` or `follow` comes next."""
+        KAFKAD_CHECK(self.halted and self.segment_count > 0)
+        self.halted = False
+        self.failure = 0
+        self.closed_code = NOT_LEADER_OR_FOLLOWER
 
     # -- segments --------------------------------------------------------------------------------------------
 

@@ -93,10 +93,12 @@ cdef class PartitionFlushes(PartitionWatermarks):
         cdef int64_t end_offset = sync.synced_offset
         cdef bint again = self.flush_again
         cdef int i
-        if self.failure:
+        if self.failure and not self.halted:
             return
         if sync.failure:
             fail_log(self, sync.failure, b"fdatasync")
+            return
+        if self.halted:                                 # truncation ends what this flush was for
             return
         for i in range(self.segment_count):             # after a roll, later data is in another file
             if self.segments[i].base_offset > sync.segment:

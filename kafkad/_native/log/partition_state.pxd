@@ -44,6 +44,7 @@ cdef class PartitionState:
     cdef int closed_code                    # the error code to return while not `open`
     cdef public bint notify_log             # call log.on_advance() when HW moves, because the log waits for it
     cdef readonly int failure               # the errno that took this partition offline
+    cdef bint halted                        # only until files and memory agree again
 
     cdef Segment* active(self) noexcept nogil
     cdef void row_begin(self) noexcept nogil

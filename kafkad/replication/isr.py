@@ -12,6 +12,9 @@ PartitionState, CommittedPartitionState, PendingExpandIsr, PendingShrinkIsr).
 One proposal is in flight at a time. A change in the metadata replaces it by Committed. The answer to a
 replaced proposal is ignored, because it is no longer `pending`.
 
+A process that died may have left a proposal on its way to the controller, which may commit it, however late
+it arrives, until the partition epoch has changed. Its successor begins with `inherit`.
+
 Use: replication/replicas."""
 
 from collections.abc import Callable, Iterable
@@ -35,6 +38,7 @@ WAIT_FOR_METADATA: Final = frozenset(
         errors.NEW_LEADER_ELECTED,
     }
 )
+UNCONFIRMED: Final = -1
 REFUSED: Final = frozenset({errors.OPERATION_NOT_ATTEMPTED, errors.INELIGIBLE_REPLICA})
 
 
@@ -69,7 +73,18 @@ class Verdict(Enum):
 class Isr:
     """The ISR of a partition that broker `me` leads."""
 
-    __slots__ = ("adding", "committed", "leader_epoch", "me", "partition_epoch", "pending", "removing")
+    __slots__ = (
+        "adding",
+        "committed",
+        "confirmed",
+        "in_flight",
+        "leader_epoch",
+        "me",
+        "partition_epoch",
+        "pending",
+        "removing",
+        "suspected",
+    )
 
     def __init__(self, me: int) -> None:
         self.me = me
@@ -78,10 +93,13 @@ class Isr:
         self.pending: Proposal | None = None
         self.adding: frozenset[int] = frozenset()
         self.removing: frozenset[int] = frozenset()
+        self.suspected: frozenset[int] = frozenset()  # they may be members by what a dead process proposed
+        self.in_flight = False  # it may still be on its way
+        self.confirmed = UNCONFIRMED  # the partition epoch in which the controller had our ISR
 
     @property
     def maximal(self) -> tuple[int, ...]:
-        return (*self.committed, *sorted(self.adding))
+        return (*self.committed, *sorted((self.adding | self.suspected) - set(self.committed)))
 
     def learn(self, state: PartitionState) -> bool:
         """Take the partition's state from the metadata. Return False if it is older than the known one.
@@ -93,6 +111,9 @@ class Isr:
             return False
         if state.partition_epoch == self.partition_epoch and state.leader_epoch == self.leader_epoch:
             return True
+        # A new leader epoch ends all earlier proposals; so does a new partition epoch after a confirmed one.
+        if state.leader_epoch != self.leader_epoch or self.is_confirmed:
+            self.suspected = frozenset()
         self.leader_epoch = state.leader_epoch
         self._commit(state.isr, state.partition_epoch)
         return True
@@ -111,20 +132,41 @@ class Isr:
         kept = tuple(each for each in self.committed if each not in gone)
         return self._propose(kept, epoch_of, removing=gone)
 
-    def settle(self, others: Iterable[int], epoch_of: EpochOf) -> Proposal | None:
-        """Another process led in this epoch before us, and its proposals are unknown: it may have added any
-        of `others`. They count for HW until the controller has answered a proposal without a change. Return
-        None if all of them are in the ISR."""
-        unknown = frozenset(others) - set(self.committed)
-        if self.pending is not None or not unknown:
+    def inherit(self, others: Iterable[int], epoch_of: EpochOf, *, in_flight: bool) -> Proposal | None:
+        """Another process led in this epoch before us, and died. By an answer it may have known members that
+        our metadata do not have yet; with a proposal `in_flight` it may still add one. All of `others` count
+        for HW until the controller's answers exclude that. Return the first proposal (`verify`)."""
+        self.suspected = frozenset(others)
+        self.in_flight = in_flight
+        self.confirmed = UNCONFIRMED
+        return self.verify(epoch_of)
+
+    def verify(self, epoch_of: EpochOf) -> Proposal | None:
+        """Propose the known ISR, which the controller refuses if it is old. After a proposal in flight the
+        members come in another order: that changes the partition epoch, and then the controller refuses the
+        old proposal. The ISR of a leader alone has no other order; it waits for a follower to join, or for
+        `trust`. Return None if no proposal is needed, or another one is in flight."""
+        if self.pending is not None or self.is_confirmed or self.suspected <= set(self.committed):
             return None
-        return self._propose(self.committed, epoch_of, adding=unknown)
+        isr = (*self.committed[1:], *self.committed[:1]) if self.in_flight else self.committed
+        return self._propose(isr, epoch_of)
+
+    @property
+    def is_confirmed(self) -> bool:
+        return self.confirmed != UNCONFIRMED
+
+    def trust(self, others: Iterable[int]) -> bool:
+        """No old proposal adds any of `others` any more. Return whether one was suspected to."""
+        before = self.suspected
+        self.suspected -= frozenset(others)
+        return self.suspected != before
 
     def answered(self, proposal: Proposal, code: int, answer: Answer | None) -> Verdict:
         """Take the controller's answer; `answer` is given if `code` is 0."""
         if proposal is not self.pending:
             return Verdict.STALE
-        if code in REFUSED:
+        if code in REFUSED:  # after the epochs were found to be current
+            self._confirm()
             self._commit(self.committed, self.partition_epoch)
             return Verdict.COMMITTED
         if code in WAIT_FOR_METADATA:
@@ -133,8 +175,17 @@ class Isr:
             return Verdict.AGAIN
         if answer.leader_epoch != self.leader_epoch or answer.partition_epoch < self.partition_epoch:
             return Verdict.WAIT
+        if answer.partition_epoch > proposal.partition_epoch:
+            self.suspected = frozenset()
+        else:
+            self._confirm()
         self._commit(answer.isr, answer.partition_epoch)
         return Verdict.COMMITTED
+
+    def _confirm(self) -> None:
+        self.confirmed = self.partition_epoch
+        if not self.in_flight:
+            self.suspected = frozenset()
 
     def _commit(self, isr: tuple[int, ...], partition_epoch: int) -> None:
         self.committed = tuple(isr)

@@ -35,7 +35,7 @@ Send = Callable[[bytes, int, Proposal, Done], None]  # (topic id, partition, …
 class Led:
     """A partition with followers that this broker leads."""
 
-    __slots__ = ("isr", "led_since", "log", "replicas", "state")
+    __slots__ = ("inherited_ms", "isr", "led_since", "log", "replicas", "state")
 
     def __init__(self, log: Log, me: int, state: PartitionState) -> None:
         self.log = log
@@ -43,6 +43,7 @@ class Led:
         self.isr = Isr(me)
         self.replicas: tuple[int, ...] = ()  # the others
         self.led_since = -1
+        self.inherited_ms = 0  # when it was taken over with a proposal in flight
 
 
 class Replicas:
@@ -117,11 +118,16 @@ class Replicas:
         elif before != state.leader_epoch:
             reset = RE_ELECTED
         led.led_since = log.native.led_since
+        if reset == NEW_LEADER and self.inherits:
+            proposal = self._inherit(led)
+        else:
+            self._trust_inactive(led)
+            proposal = led.isr.verify(self._epoch_of(led))
         self._show(led, reset)
         if reset == NEW_LEADER:
             self.on_new_leader()
-            if self.inherits:
-                self._settle(led)
+        if proposal is not None:
+            self._propose(led, proposal)
         self._join(led)
 
     def on_reader(self, reader: ReaderPartition, state: PartitionState) -> None:
@@ -171,6 +177,8 @@ class Replicas:
     def _show(self, led: Led, reset: int) -> None:
         """Update the native partition."""
         brokers, isr = self._image().brokers, led.isr
+        self._trust_inactive(led)
+        maximal = isr.maximal
         rows = []
         for each in led.replicas:
             broker = brokers.get(each)
@@ -178,7 +186,7 @@ class Replicas:
                 (
                     each,
                     each in isr.committed,
-                    each in isr.committed or each in isr.adding,
+                    each in maximal,
                     # Kafka waits replica.lag.time.max.ms for one whose log directory has failed.
                     broker is not None and broker.active and broker.has_online(led.state.directory(each)),
                     -1 if broker is None else broker.epoch,
@@ -188,20 +196,20 @@ class Replicas:
         led.log.native.replicate(
             rows,
             isr_count=len(isr.committed),
-            isr_count_max=len(isr.maximal),
+            isr_count_max=len(maximal),
             reset=reset,
             now_ms=self._now_ms(),
             lag_ms_max=self.lag_ms_max,
         )
         self.low_watermarks.look(led.log)
 
-    def _settle(self, led: Led) -> None:
-        """The previous process may have added a follower that we do not know of yet."""
+    def _inherit(self, led: Led) -> Proposal | None:
+        """Take over from the previous process, whose row says whether it has proposed to add a follower."""
+        row = led.log.native.slot.values()
         brokers = self._image().brokers
         active = [each for each in led.replicas if each in brokers and brokers[each].active]
-        proposal = led.isr.settle(active, self._epoch_of(led))
-        if proposal is not None:
-            self._propose(led, proposal)
+        led.inherited_ms = self._now_ms()
+        return led.isr.inherit(active, self._epoch_of(led), in_flight=row.isr_count_max > row.isr_count)
 
     # -- the ISR -------------------------------------------------------------------------------------------
 
@@ -228,9 +236,23 @@ class Replicas:
         for number, key in enumerate(list(self._led)):
             led = self._led.get(key)
             if led is not None and led.isr.pending is None:
+                self._trust(led)
                 self._shrink(led)
             if number % A_STEP == 0:
                 yield
+
+    def _trust_inactive(self, led: Led) -> None:
+        """The controller adds no broker that is not active."""
+        if led.isr.suspected:
+            brokers = self._image().brokers
+            led.isr.trust(each for each in led.replicas if each not in brokers or not brokers[each].active)
+
+    def _trust(self, led: Led) -> None:
+        """A follower that may be in the ISR, and does not come, holds HW back as long as a member would."""
+        isr = led.isr
+        if isr.suspected and isr.is_confirmed and self._now_ms() - led.inherited_ms > self.lag_ms_max:
+            isr.trust(isr.suspected)
+            self._show(led, SAME_EPOCH)
 
     def _shrink(self, led: Led) -> None:
         lagging = led.log.native.lagging(self._now_ms())

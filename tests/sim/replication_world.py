@@ -4,7 +4,8 @@ The leaders are the real thing: a log with its native replica set, replication/i
 Followers and the controller are models of a page: a follower fetches by Kafka's rules (it truncates where
 the leader tells it that the logs part), and the controller elects from the ISR and judges AlterPartition by
 epochs. Metadata, answers and proposals arrive late, in any order between brokers, or not at all; brokers are
-killed, and come back with their log and an older high watermark.
+killed, and come back with their log and an older high watermark. Or only a worker dies: its successor finds
+the shared row, in the same broker epoch, and what the dead one sent to the controller may still arrive.
 
 `World.step` does one thing at random, and then checks what must hold:
 
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from kafkad._native.shared.watermarks import WatermarkTable
 from kafkad.log.log import Log
 from kafkad.metadata.image import PartitionState
 from kafkad.protocol import errors
@@ -32,6 +34,7 @@ BROKERS = (1, 2, 3)
 INSYNC_MIN = 2
 LAG_MS = 1_000
 SETTLED_IN = 200  # rounds
+LATE = 0.7  # the chance that a proposal of a dead process does not arrive yet
 TOPIC_ID = bytes(range(16))
 EPOCH_AT = struct.Struct(">i")
 
@@ -61,9 +64,18 @@ class Broker:
         self.metadata: list[tuple[PartitionState, dict[int, Any]]] = []  # on its way
         self.answers: list[Any] = []  # of its Fetch: at most one
         self.waits: list[tuple[int, int, int]] = []  # (number, end offset, term)
+        self.life = 0  # of the process that owns the log
+        self.table = WatermarkTable(1 << 10, shared=True)
         self.start()
 
     def start(self) -> None:
+        self.row = self.table.allocate()
+        self.open()
+        self.log.native.adopt_row(self.row)
+        self.known: tuple[PartitionState, dict[int, Any]] | None = None
+
+    def open(self, **options: Any) -> None:
+        self.life += 1
         self.log = Log.open(
             f"{self.world.directory}/{self.me}/t-0",
             "t",
@@ -74,20 +86,32 @@ class Broker:
             scheduler=ManualScheduler(),
             topic_id=TOPIC_ID,
             high_watermark=self.checkpoint,
+            **options,
         )
         image: Any = SimpleNamespace(brokers=self.brokers)
         self.replicas = Replicas(self.me, self.send, lambda: image, lambda: self.world.now_ms)
         self.replicas.lag_ms_max = LAG_MS
 
     def send(self, topic_id: bytes, index: int, proposal: Any, done: Any) -> None:
-        self.world.proposals.append((self, self.epoch, proposal, done))
+        self.world.proposals.append((self, self.epoch, self.life, proposal, done))
+
+    def succeed(self) -> None:
+        """The owner of the log is killed; another process takes it over."""
+        known = self.known
+        self.open(left=self.row)
+        self.answers.clear()
+        if known is not None:
+            self.replicas.inherits = True
+            self.metadata.insert(0, known)
+            self.learn()
+            self.replicas.inherits = False
 
     @property
     def leads(self) -> bool:
         return self.up and bool(self.log.native.open)
 
     def learn(self) -> None:
-        state, brokers = self.metadata.pop(0)
+        self.known = state, brokers = self.metadata.pop(0)
         self.brokers.clear()
         self.brokers.update(brokers)
         native = self.log.native
@@ -161,7 +185,10 @@ class World:
 
     def judge(self) -> None:
         """One AlterPartition."""
-        sender, epoch, proposal, done = self.proposals.pop(self.chance.randrange(len(self.proposals)))
+        sender, epoch, life, proposal, done = self.proposals.pop(self.chance.randrange(len(self.proposals)))
+        if life != sender.life and self.chance.random() < LATE:
+            self.proposals.append((sender, epoch, life, proposal, done))
+            return
         state, code = self.state, 0
         if epoch != self.registered[sender.me].epoch or not sender.up:
             return  # its connection is gone with it
@@ -174,13 +201,15 @@ class World:
             for each, known in proposal.isr
         ):
             code = errors.INELIGIBLE_REPLICA
-        if code == 0:
-            self.change(isr=tuple(each for each, _ in proposal.isr))
+        isr = tuple(each for each, _ in proposal.isr)
+        if code == 0 and isr != self.state.isr:
+            self.change(isr=isr)
         state = self.state
         if self.chance.random() < 0.2:
             code, state = errors.NETWORK_EXCEPTION, state  # committed, and the answer lost
         answer = Answer(state.leader, state.leader_epoch, state.isr, state.partition_epoch)
-        done(code, None if code else answer)
+        if life == sender.life:
+            done(code, None if code else answer)
 
     # -- one thing at random ---------------------------------------------------------------------------------
 
@@ -218,6 +247,9 @@ class World:
                 self.kill(broker)
         elif not broker.up:
             self.restart(broker)
+        elif chance < 0.995:
+            self.trace.append(f"a worker of {broker.me} dies")
+            broker.succeed()
         self.acknowledge()
 
     def kill(self, broker: Broker) -> None:

@@ -54,25 +54,77 @@ def test_a_member_is_not_added_again(isr):
     assert isr.expand(2, EPOCHS.get) is None
 
 
-def test_what_a_predecessor_may_have_added_binds_until_the_controller_has_said(isr):
-    asked = isr.settle([2, 3], EPOCHS.get)
-    assert asked == (((1, 11), (2, 12)), 5, 7, 0), "it asks for no change"
+def test_what_a_predecessor_may_have_added_binds_until_its_proposal_is_refused(isr):
+    """An answer without a change was taken for the end of it: the old proposal could still arrive, and add a
+    replica without records that were acknowledged meanwhile."""
+    asked = isr.inherit([2, 3], EPOCHS.get, in_flight=True)
+    assert asked == (((2, 12), (1, 11)), 5, 7, 0), (
+        "the same members, but the controller counts it as a change"
+    )
     assert (isr.committed, isr.maximal) == ((1, 2), (1, 2, 3))
     assert isr.expand(3, EPOCHS.get) is None
-    assert isr.answered(asked, 0, answer((1, 2), partition_epoch=7)) is Verdict.COMMITTED
-    assert isr.maximal == (1, 2)
+    assert isr.answered(asked, 0, answer((2, 1))) is Verdict.COMMITTED
+    assert (isr.maximal, isr.partition_epoch) == ((2, 1), 8)
     assert isr.expand(3, EPOCHS.get) is not None
 
 
-def test_what_a_predecessor_has_added_binds_until_the_metadata_comes(isr):
-    asked = isr.settle([2, 3], EPOCHS.get)
+def test_what_a_predecessor_may_know_binds_until_the_controller_has_said(isr):
+    asked = isr.inherit([2, 3], EPOCHS.get, in_flight=False)
+    assert asked == (((1, 11), (2, 12)), 5, 7, 0), "it asks for no change"
+    assert isr.maximal == (1, 2, 3)
+    assert isr.answered(asked, 0, answer((1, 2), partition_epoch=7)) is Verdict.COMMITTED
+    assert isr.maximal == (1, 2)
+
+
+@pytest.mark.parametrize("in_flight", [True, False])
+def test_metadata_that_may_be_older_than_what_a_predecessor_knew_ends_nothing(isr, in_flight):
+    """It had answers of the controller that come as metadata later, one after the other."""
+    asked = isr.inherit([2, 3], EPOCHS.get, in_flight=in_flight)
     assert isr.answered(asked, errors.INVALID_UPDATE_VERSION, None) is Verdict.WAIT
     assert isr.learn(state()) and isr.maximal == (1, 2, 3)
-    assert isr.learn(state((1, 2, 3), partition_epoch=8)) and isr.committed == (1, 2, 3)
+    assert isr.learn(state((1,), partition_epoch=8)) and isr.maximal == (1, 2, 3)
+    asked = isr.verify(EPOCHS.get)
+    assert asked.partition_epoch == 8
+    assert isr.verify(EPOCHS.get) is None
+    assert isr.learn(state((1, 3), partition_epoch=9)) and isr.maximal == (1, 3, 2)
+    asked = isr.verify(EPOCHS.get)
+    assert isr.answered(asked, 0, answer((1, 3), partition_epoch=9 + in_flight)) is Verdict.COMMITTED
+    assert isr.maximal == (1, 3)
 
 
-def test_a_full_isr_has_nothing_to_settle(isr):
-    assert isr.settle([2], EPOCHS.get) is None
+def test_a_leader_alone_in_the_isr_waits_for_one_to_join(isr):
+    """There is no other order of one member."""
+    isr.learn(state((1,), partition_epoch=8))
+    asked = isr.inherit([2, 3], EPOCHS.get, in_flight=True)
+    assert not isr.is_confirmed
+    assert isr.answered(asked, 0, answer((1,), partition_epoch=8)) is Verdict.COMMITTED
+    assert isr.is_confirmed and isr.verify(EPOCHS.get) is None
+    assert (isr.committed, isr.maximal) == ((1,), (1, 2, 3))
+    added = isr.expand(3, EPOCHS.get)
+    assert isr.maximal == (1, 2, 3)
+    assert isr.answered(added, errors.INELIGIBLE_REPLICA, None) is Verdict.COMMITTED
+    assert isr.maximal == (1, 2, 3)
+    assert isr.trust([3, 4]) and not isr.trust([3])
+    assert isr.maximal == (1, 2)
+    added = isr.expand(2, EPOCHS.get)
+    assert isr.answered(added, 0, answer((1, 2), partition_epoch=9)) is Verdict.COMMITTED
+    assert isr.maximal == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"partition_epoch": 9}, {"leader_epoch": 6, "partition_epoch": 9}], ids=str
+)
+def test_a_later_epoch_ends_the_proposals_of_a_predecessor(isr, changed):
+    isr.learn(state((1,), partition_epoch=8))
+    asked = isr.inherit([2, 3], EPOCHS.get, in_flight=True)
+    if "leader_epoch" not in changed:
+        isr.answered(asked, 0, answer((1,), partition_epoch=8))
+    assert isr.learn(state((1, 2), **changed)) and isr.maximal == (1, 2)
+
+
+def test_a_full_isr_inherits_nothing(isr):
+    assert isr.inherit([2], EPOCHS.get, in_flight=True) is None
+    assert isr.maximal == (1, 2)
 
 
 @pytest.mark.parametrize("code", [errors.OPERATION_NOT_ATTEMPTED, errors.INELIGIBLE_REPLICA])

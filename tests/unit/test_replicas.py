@@ -200,24 +200,93 @@ def test_who_does_not_lead_proposes_nothing(world):
     assert len(world.replicas) == 0
 
 
-def test_who_takes_a_dead_process_place_waits_for_what_that_one_may_have_added(world):
-    """HW stands for every active replica until the controller has said who is in the ISR."""
+def succeed(world):
+    """The worker that owns the log is killed. What it has sent may still arrive."""
+    world.replicas = Replicas(BROKER, world.send, lambda: world.image, lambda: world.now_ms)
+    world.replicas.lag_ms_max = LAG_MS
     world.replicas.inherits = True
+    world.partitions.on_role = world.replicas.on_role
+    world.replicas.on_role(world.log, world.image.topics["t"].partitions[0])
+    world.replicas.inherits = False
+
+
+def test_who_takes_a_dead_process_place_has_its_last_proposal_refused(world):
+    """HW stands for every active replica until the partition epoch has changed."""
     log = world.create(isr=(1, 2))
-    ((index, proposal, done),) = world.sent
-    assert (index, proposal.isr) == (0, ((1, 11), (2, -1)))
     log.append_client(batch(1), 1_000)
+    world.fetch(3, 0)
+    assert len(world.sent) == 1
+    succeed(world)
+    index, proposal, done = world.sent[1]
+    assert (index, proposal.isr, proposal.partition_epoch) == (0, ((2, -1), (1, 11)), 0)
     world.fetch(2, 1)
     assert log.high_watermark == 0
-    done(0, Answer(1, 0, (1, 2), 0))
+    done(0, Answer(1, 0, (2, 1), 1))
     assert log.high_watermark == 1
     world.fetch(3, 1)
-    assert world.sent[1][1].isr == ((1, 11), (2, 12), (3, 13))
+    assert world.sent[2][1].isr == ((2, 12), (1, 11), (3, 13))
+
+
+def test_one_that_takes_the_place_of_a_leader_alone_waits_for_who_may_have_been_added(world):
+    log = world.create(isr=(1,))
+    log.append_client(batch(1), 1_000)
+    world.fetch(3, 1)
+    log.append_client(batch(1), 1_000)
+    succeed(world)
+    _, proposal, done = world.sent[1]
+    assert proposal.isr == ((1, 11),)
+    done(0, Answer(1, 0, (1,), 0))
+    assert (world.isr.maximal, log.high_watermark) == ((1, 2, 3), 1)
+    world.fetch(3, 2)
+    _, proposal, done = world.sent[2]
+    assert proposal.isr == ((1, 11), (3, 13))
+    assert log.high_watermark == 1
+    done(0, Answer(1, 0, (1, 3), 1))
+    assert (world.isr.maximal, log.high_watermark) == ((1, 3), 2)
+
+
+@pytest.mark.parametrize("then", ["lags", "is fenced"])
+def test_one_that_may_have_been_added_and_does_not_come_is_not_waited_for_for_long(world, then):
+    log = world.create(isr=(1,))
+    world.fetch(3, 0)
+    log.append_client(batch(1), 1_000)
+    succeed(world)
+    world.now_ms += LAG_MS + 1
+    run_through(world.replicas.tick())
+    assert log.high_watermark == 0  # the controller has not answered
+    world.now_ms -= LAG_MS + 1
+    world.sent[1][2](0, Answer(1, 0, (1,), 0))
+    run_through(world.replicas.tick())
+    assert log.high_watermark == 0
+    if then == "lags":
+        world.now_ms += LAG_MS + 1
+        run_through(world.replicas.tick())
+    else:
+        world.commit(*(broker(each, epoch=10 + each, fenced=True) for each in (2, 3)))
+    assert (world.isr.maximal, log.high_watermark) == ((1,), 1)
+
+
+def test_who_takes_a_dead_process_place_asks_the_controller_for_its_isr(world):
+    """The dead process may have known an answer that is not in the metadata yet."""
+    log = world.create(isr=(1, 2))
+    succeed(world)
+    ((_, proposal, done),) = world.sent
+    assert proposal.isr == ((1, 11), (2, -1))
+    log.append_client(batch(1), 1_000)
+    world.fetch(2, 1)
+    assert (world.isr.maximal, log.high_watermark) == ((1, 2, 3), 0)
+    done(errors.INVALID_UPDATE_VERSION, None)
+    world.commit(change("t", 0, isr=[1]))
+    assert (world.isr.maximal, log.high_watermark) == ((1, 2, 3), 0)
+    _, proposal, done = world.sent[1]
+    assert (proposal.isr, proposal.partition_epoch) == (((1, 11),), 1)
+    done(0, Answer(1, 0, (1,), 1))
+    assert (world.isr.maximal, log.high_watermark) == ((1, 2), 1)  # 3 is not waited for, and 2 joins
 
 
 def test_who_takes_a_dead_process_place_asks_nothing_where_all_are_in_sync(world):
-    world.replicas.inherits = True
     world.create()
+    succeed(world)
     assert world.sent == []
 
 

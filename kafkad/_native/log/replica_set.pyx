@@ -48,7 +48,7 @@ cdef int replica_fetched(Replica* self, int64_t broker_epoch, const Mark* at, in
 
 
 cdef bint replica_joins(const Replica* self, int64_t high_watermark, int64_t epoch_start) noexcept nogil:
-    return (not self.in_maximal and not self.asked and self.eligible
+    return (not self.in_isr and not self.asked and self.eligible
             and self.end_offset >= high_watermark and self.end_offset >= epoch_start
             and (self.broker_epoch == -1 or self.broker_epoch == self.known_epoch))
 

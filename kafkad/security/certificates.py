@@ -9,7 +9,10 @@ KEYWORDS: Final = {
     "2.5.4.3": "CN", "2.5.4.6": "C", "2.5.4.7": "L", "2.5.4.8": "ST", "2.5.4.9": "STREET", "2.5.4.10": "O",
     "2.5.4.11": "OU", "0.9.2342.19200300.100.1.25": "DC", "0.9.2342.19200300.100.1.1": "UID",
 }  # fmt: skip
-TEXTS: Final = {12: "utf-8", 19: "ascii", 20: "latin-1", 22: "ascii", 28: "utf-32-be", 30: "utf-16-be"}
+# Strings of DER that Java prints as text (AVA.isDerString): UTF8, Printable, T61, IA5, General and BMP. Java
+# reads the bytes of each as UTF-8, so a BMPString has a NUL in front of each letter.
+TEXTS: Final = (12, 19, 20, 22, 27, 30)
+BLANKS: Final = " \r"  # a backslash comes before each of these at the begin and at the end
 ALTERNATIVE_NAMES: Final = bytes.fromhex("55 1d 11")  # 2.5.29.17
 EXTENSIONS: Final = 0xA3
 UTC_TIME: Final = 23
@@ -18,12 +21,28 @@ ESCAPED: Final = ',=+<>#;"\\'
 
 def subject_of(certificate: bytes) -> str:
     """Return the subject. Raises ValueError if it is not a certificate."""
-    fields = _fields(certificate)
-    names = [
-        "+".join(_attribute(attribute) for _, attribute in _elements(names))
-        for _, names in _elements(fields[4][1])
+    return name_of(_fields(certificate)[4][1])
+
+
+def issuer_of(certificate: bytes) -> str:
+    """Return the subject of the authority that signed it. Raises ValueError if it is not a certificate."""
+    return name_of(_fields(certificate)[2][1])
+
+
+def name_of(names: bytes) -> str:
+    """Return what X500Principal.getName prints for the content of a Name (RFC 5280). Raises ValueError."""
+    parts = [
+        "+".join(_attribute(attribute) for _, attribute in _elements(part)) for _, part in _elements(names)
     ]
-    return ",".join(reversed(names))
+    return ",".join(reversed(parts))
+
+
+def first_element(data: bytes) -> bytes:
+    """Return the first element of DER without what follows it; all if it is cut off."""
+    try:
+        return data[: _element(data, 0)[2]]
+    except ValueError:
+        return data
 
 
 def validity_of(certificate: bytes) -> tuple[datetime, datetime]:
@@ -70,15 +89,18 @@ def _attribute(data: bytes) -> str:
     name = _identifier(identifier)
     if name not in KEYWORDS or tag not in TEXTS:
         return f"{KEYWORDS.get(name, name)}=#{data[at:].hex()}"
-    text = value.decode(TEXTS[tag], "replace")
     shown = "".join(
-        "\\00" if letter == "\0" else f"\\{letter}" if letter in ESCAPED else letter for letter in text
+        "\\00" if letter == "\0" else f"\\{letter}" if letter in ESCAPED else letter
+        for letter in value.decode("utf-8", "replace")
     )
-    trail = len(shown) - len(shown.rstrip(" "))
-    lead = len(shown) - len(shown.lstrip(" "))
-    if lead == len(shown):
-        trail = 0
-    return f"{KEYWORDS[name]}=" + "\\ " * lead + shown[lead : len(shown) - trail] + "\\ " * trail
+    body = shown.strip(BLANKS)
+    lead = shown[: len(shown) - len(shown.lstrip(BLANKS))]
+    trail = shown[len(lead) + len(body) :]
+    return f"{KEYWORDS[name]}=" + _blanks(lead) + body + _blanks(trail)
+
+
+def _blanks(text: str) -> str:
+    return "".join(f"\\{letter}" for letter in text)
 
 
 def _identifier(data: bytes) -> str:

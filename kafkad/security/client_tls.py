@@ -71,7 +71,7 @@ def _trusting(options: Mapping[str, Any]) -> ssl.SSLContext:
     path = options.get("ssl.ca.location")
     text = options.get(f"{TRUST}.certificates")
     if path is not None or text is not None:
-        return ssl.create_default_context(cafile=path, cadata=text)
+        return ssl.create_default_context(cafile=path, cadata=None if text is None else _in_lines(text))
     kind, path = _store(TRUST, options)
     if path is None or kind == "PEM":
         return ssl.create_default_context(cafile=path)
@@ -102,8 +102,8 @@ def _load_own(context: ssl.SSLContext, options: Mapping[str, Any]) -> None:
         chain = "".join(map(ssl.DER_cert_to_PEM_cert, store.chain))
         _load_text(context, _pem_of(store.key) + chain, "")
     elif f"{KEYS}.certificate.chain" in options:
-        chain = options[f"{KEYS}.certificate.chain"]
-        _load_text(context, f"{options.get(f'{KEYS}.key', '')}\n{chain}\n", unlocks)
+        own = options.get(f"{KEYS}.key", ""), options[f"{KEYS}.certificate.chain"]
+        _load_text(context, "\n".join(map(_in_lines, own)), unlocks)
     elif f"{KEYS}.key" in options:
         raise ValueError(f"{KEYS}.certificate.chain is missing beside {KEYS}.key")
 
@@ -119,6 +119,13 @@ def _store(name: str, options: Mapping[str, Any]) -> tuple[str, str | None]:
     if given is not None:
         return given.upper(), path
     return "PEM" if b"-----BEGIN " in _bytes(path)[:SNIFFED_BYTES] else "JKS", path
+
+
+def _in_lines(text: str) -> str:
+    """A value that is continued by a backslash in a properties file is one line."""
+    from kafkad.security.stores import pem_in_lines
+
+    return pem_in_lines(text)
 
 
 def _text(options: Mapping[str, Any], name: str) -> str | None:

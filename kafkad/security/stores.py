@@ -13,18 +13,23 @@ import base64
 import binascii
 import hashlib
 import hmac
+import itertools
 import re
 from typing import Final, NamedTuple
 
 from kafkad._native.serving.tls import TlsError, read_pkcs12, read_private_key
+from kafkad.security.certificates import first_element, issuer_of, subject_of
 
 TYPES: Final = ("PEM", "PKCS12", "JKS")
-CERTIFICATE: Final = re.compile(
-    r"-----BEGIN CERTIFICATE-----\s+([A-Za-z0-9+/=\s]+?)-----END CERTIFICATE-----", re.ASCII
+# A block of PEM. As in Kafka, it may be on one line (a value of the properties that is continued by `\`), and
+# lines with a colon may come before the base64 (PemParser).
+_BLOCK: Final = re.compile(
+    r"-+BEGIN +([A-Z0-9 ]+?) *-+\s+((?:[^\r\n:]*:[^\r\n]*[\r\n]+\s*)*)([A-Za-z0-9+/=\s]*?)-+END +[^-]+-+",
+    re.ASCII,
 )
-KEY: Final = re.compile(
-    r"-----BEGIN ((?:\w+ )*PRIVATE KEY)-----.+?-----END (?:\w+ )*PRIVATE KEY-----", re.DOTALL | re.ASCII
-)
+CERTIFICATES: Final = ("CERTIFICATE", "X509 CERTIFICATE", "TRUSTED CERTIFICATE")
+KEY: Final = "PRIVATE KEY"
+LINE: Final = 64  # characters of base64
 PKCS8: Final = ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY")
 PEM_BEGIN: Final = b"-----BEGIN "
 JKS_MAGIC: Final = b"\xfe\xed\xfe\xed"
@@ -48,32 +53,79 @@ class WrongStore(ValueError):
 
 def certificates_of(text: str) -> list[bytes]:
     """Raises WrongStore."""
-    try:
-        found = [base64.b64decode("".join(it.split()), validate=True) for it in CERTIFICATE.findall(text)]
-    except binascii.Error:
-        raise WrongStore("a certificate is not valid base64") from None
+    found = [_der(body) for label, _, body in _blocks(text) if label in CERTIFICATES]
     if not found:
         raise WrongStore("there is no PEM certificate in it")
     return found
 
 
+def chain_of(text: str) -> list[bytes]:
+    """Return the certificates of a key: its own, then each one's issuer. Raises WrongStore, also if they are
+    in another order, as Kafka refuses that (PKCS12KeyStore.validateChain)."""
+    chain = certificates_of(text)
+    try:
+        for own, next_one in itertools.pairwise(chain):
+            if _folded(issuer_of(own)) != _folded(subject_of(next_one)):
+                raise WrongStore(
+                    f"its certificates are not in order: the issuer of {subject_of(own)} is {issuer_of(own)},"
+                    f" and {subject_of(next_one)} follows"
+                )
+    except WrongStore:
+        raise
+    except ValueError as trouble:
+        raise WrongStore(str(trouble)) from None
+    if len(set(chain)) < len(chain):
+        raise WrongStore("it has a certificate twice")
+    return chain
+
+
 def key_of(text: str, password: str | None) -> bytes:
     """Raises WrongStore."""
-    found = list(KEY.finditer(text))
+    found = [block for block in _blocks(text) if block[0].split()[-2:] == KEY.split()]
     if len(found) != 1:
         raise WrongStore(f"it has {len(found)} PEM private keys; exactly one is wanted")
-    if found[0][1] not in PKCS8:
-        raise WrongStore(
-            f"its private key is a {found[0][1]}, and PKCS#8 is wanted: openssl pkcs8 -topk8 -nocrypt"
-        )
-    if found[0][1] == "ENCRYPTED PRIVATE KEY" and not password:
+    label, _, body = found[0]
+    label = " ".join(label.split())
+    if label not in PKCS8:
+        raise WrongStore(f"its private key is a {label}, and PKCS#8 is wanted: openssl pkcs8 -topk8 -nocrypt")
+    if label == "ENCRYPTED PRIVATE KEY" and not password:
         raise WrongStore("its private key is encrypted, and ssl.key.password is not given")
     try:
-        return read_private_key(found[0][0].encode() + b"\n", (password or "").encode())
+        return read_private_key(_in_lines(label, body).encode(), (password or "").encode())
     except TlsError:
         raise WrongStore(
-            "its private key cannot be read" + ("; is ssl.key.password right?" if password else "")
+            "its private key cannot be read"
+            + ("; is ssl.key.password right, and the cipher AES (openssl pkcs8 -topk8)?" if password else "")
         ) from None
+
+
+def pem_in_lines(text: str) -> str:
+    """Return PEM text with each block in lines of its own, as OpenSSL needs it. A key that is encrypted by
+    its headers (`Proc-Type`) stays as it is."""
+    return _BLOCK.sub(lambda block: block[0] if block[2] else f"\n{_in_lines(block[1], block[3])}", text)
+
+
+def _blocks(text: str) -> list[tuple[str, str, str]]:
+    """Return (label, headers, base64) of each block."""
+    return _BLOCK.findall(text)
+
+
+def _in_lines(label: str, body: str) -> str:
+    body = "".join(body.split())
+    lines = (body[at : at + LINE] for at in range(0, len(body), LINE))
+    return "\n".join((f"-----BEGIN {label}-----", *lines, f"-----END {label}-----", ""))
+
+
+def _der(body: str) -> bytes:
+    try:
+        data = base64.b64decode("".join(body.split()), validate=True)
+    except binascii.Error:
+        raise WrongStore("a certificate is not valid base64") from None
+    return first_element(data)  # a TRUSTED CERTIFICATE says afterwards what it is trusted for
+
+
+def _folded(name: str) -> str:
+    return " ".join(name.casefold().split())
 
 
 def is_jks(data: bytes) -> bool:

@@ -25,6 +25,7 @@ from kafkad.security.stores import (
     KeyStore,
     WrongStore,
     certificates_of,
+    chain_of,
     is_jks,
     key_of,
     key_store_of,
@@ -288,7 +289,7 @@ class _Listener:
             try:
                 der = key_of(key if text is None else text, self._get(KEY_PASSWORD))
                 place = KEY_STORE_CHAIN if location is None else KEY_STORE
-                return KeyStore(der, certificates_of(chain if text is None else text))
+                return KeyStore(der, chain_of(chain if text is None else text))
             except WrongStore as trouble:
                 self._wrong(place, str(trouble))
         self._check_binary_type(KEY_STORE_TYPE)

@@ -53,6 +53,7 @@ BITS: Final = {SHORT: 16, INT: 32, LONG: 64}
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,100}")  # Python does not convert 4,301 digits
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[dDfF]?")
+_TRIMMED: Final = "".join(map(chr, range(0x21)))
 _COMMA = re.compile(r"\s*,\s*")
 
 
@@ -233,7 +234,7 @@ class Key:
 
     def _typed(self, text: str) -> Value:
         kind = self.type
-        text = text.strip()
+        text = trimmed(text)
         if kind in BITS:
             half = 1 << (BITS[kind] - 1)
             if _INTEGER.fullmatch(text) and -half <= (number := int(text)) < half:
@@ -256,6 +257,12 @@ class Key:
     def _not_a_number(self, text: str) -> ConfigError:
         allowed = f", allowed is {self.valid.allowed}" if self.valid.allowed else ""
         return self.error(text, f"Not a number of type {self.type.upper()}{allowed}")
+
+
+def trimmed(text: str) -> str:
+    """Return a text as Java's String.trim does: without the characters up to U+0020 at its ends. Others, as
+    U+00A0, stay: to Kafka they are a part of a name."""
+    return text.strip(_TRIMMED)
 
 
 def by_name(keys: Iterable[Key]) -> dict[str, Key]:

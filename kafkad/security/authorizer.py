@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Final, NamedTuple
 
-from kafkad.config.definition import ConfigError
+from kafkad.config.definition import ConfigError, trimmed
 from kafkad.security.acls import CLUSTER_NAME, SUPPORTED, Acl, AclIndex, Kind, Operation, Rights
 
 AUTHORIZER: Final = "authorizer.class.name"
@@ -262,12 +262,12 @@ def authorizer_settings(config: Any) -> Settings | None:
         super_users = parse_super_users(users)
     except ValueError as wrong:
         raise ConfigError(f"Invalid value {users} for configuration {SUPER_USERS}: {wrong}") from None
-    return Settings(super_users, config.given.get(ALLOW_EVERYONE, "").strip().lower() == "true")
+    return Settings(super_users, trimmed(config.given.get(ALLOW_EVERYONE, "")).lower() == "true")
 
 
 def parse_super_users(text: str) -> frozenset[str]:
     """Parse super.users: `User:alice;User:bob`. Raises ValueError."""
-    users = [user.strip() for user in text.split(";")]
+    users = [trimmed(user) for user in text.split(";")]
     for user in users:
         if user and ":" not in user:
             raise ValueError(f"{user} has no type: write User:{user}")

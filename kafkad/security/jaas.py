@@ -3,8 +3,8 @@
     org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="secret" user_bob='...';
 
 The rules are those of Java's StreamTokenizer, which Kafka uses. A quoted value ends at its quote or at the
-end of the line, and may have Java's escapes. A word begins with a letter, `_`, `$`, `-` or a character from
-U+00A0 on, and continues with those, digits and `.`. A value that begins with a digit must be quoted,
+end of the line, and may have Java's escapes. A word begins with a letter, `_`, `$` or a character from
+U+00A0 on, and continues with those, digits, `.` and `-`. A value that begins with a digit must be quoted,
 otherwise it is a number. `/` begins a comment. (JaasConfig, JaasContext, java.io.StreamTokenizer.)"""
 
 from collections.abc import Iterator
@@ -16,6 +16,7 @@ WORD: Final = "word"  # a word or a quoted text; any other token is a character,
 NUMBER: Final = "number"
 _ESCAPES: Final = {"a": "\x07", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\x0b"}
 _DIGITS: Final = "0123456789"
+_LATER: Final = f"{_DIGITS}.-"  # in a word, but not its first character
 
 
 class LoginModule(NamedTuple):
@@ -81,7 +82,7 @@ def _tokens(text: str) -> Iterator[Token]:
             yield Token(NUMBER, None)
         elif _begins_word(c):
             end = at + 1
-            while end < size and (_begins_word(text[end]) or text[end] in _DIGITS or text[end] == "."):
+            while end < size and (_begins_word(text[end]) or text[end] in _LATER):
                 end += 1
             yield Token(WORD, text[at:end])
             at = end
@@ -93,7 +94,7 @@ def _tokens(text: str) -> Iterator[Token]:
 
 
 def _begins_word(c: str) -> bool:
-    return "a" <= c <= "z" or "A" <= c <= "Z" or c in "_$-" or c >= "\xa0"
+    return "a" <= c <= "z" or "A" <= c <= "Z" or c in "_$" or c >= "\xa0"
 
 
 def _end_of_line(text: str, at: int) -> int:

@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from kafkad.config.definition import trimmed
 from kafkad.protocol import strings
 from kafkad.security.jwt import BadToken, KeySet, UnknownKey, parse, section, shown
 from kafkad.security.mechanisms import Refused, refused_with
@@ -127,7 +128,7 @@ class Unsecured:
         self._skew_ms = int(skew)
 
     def _option(self, options: Mapping[str, str], name: str) -> str:
-        return options.get(self.PREFIX + name, "").strip()
+        return trimmed(options.get(self.PREFIX + name, ""))
 
     def __call__(self, text: str, now_ms: int) -> Identity:
         token = parse(text)
@@ -137,7 +138,7 @@ class Unsecured:
             raise BadToken("an unsecured token has no signature")
         claims = section(token.claims)
         name = claims.get(self._name_claim)
-        if not isinstance(name, str) or not name.strip():
+        if not isinstance(name, str) or not trimmed(name):
             raise BadToken(f"the claim {self._name_claim} names nobody")
         issued, expires = _number(claims, "iat"), _number(claims, "exp")
         if expires is None:
@@ -173,8 +174,8 @@ def _number(claims: Mapping[str, Any], name: str) -> float | None:
 def _scopes(value: Any) -> list[str]:
     """Return the scopes. A text is one scope, as in Kafka."""
     if isinstance(value, str):
-        return [value.strip()]
-    return [it.strip() for it in value if isinstance(it, str)] if isinstance(value, list) else []
+        return [trimmed(value)]
+    return [trimmed(it) for it in value if isinstance(it, str)] if isinstance(value, list) else []
 
 
 # -- signed tokens -----------------------------------------------------------------------------------------
@@ -215,9 +216,9 @@ class Jwks:
         self._check_origin(claims)
         self._check_scopes(claims.get(self._expected.scope_claim))
         name = claims.get(self._expected.name_claim)
-        if not isinstance(name, str) or not name.strip():
+        if not isinstance(name, str) or not trimmed(name):
             raise BadToken(f"the claim {self._expected.name_claim} names nobody")
-        return Identity(name.strip(), expires * 1000)
+        return Identity(trimmed(name), expires * 1000)
 
     def _check_times(self, claims: Mapping[str, Any], now: int) -> int:
         """Check the times, in seconds. Return when the token expires."""
@@ -259,8 +260,8 @@ class Jwks:
         found = scopes if isinstance(scopes, list) else [scopes] if isinstance(scopes, str) else []
         known = set()
         for scope in found:
-            if not isinstance(scope, str) or not scope.strip():
+            if not isinstance(scope, str) or not trimmed(scope):
                 raise BadToken(f"the claim {self._expected.scope_claim} has an empty scope")
-            if scope.strip() in known:
+            if trimmed(scope) in known:
                 raise BadToken(f"the claim {self._expected.scope_claim} has the same scope twice")
-            known.add(scope.strip())
+            known.add(trimmed(scope))

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from kafkad.config.definition import ConfigError
+from kafkad.config.definition import ConfigError, trimmed
 from kafkad.security import java_regex
 from kafkad.security.time_limit import SHOWN, LimitedNames
 
@@ -25,7 +25,6 @@ _ANY: Final = r"[^\n\r\x85\u2028\u2029]"  # Java's dot
 _PART: Final = rf"((?:\\{_ANY}|[^\\/])*)"
 _RULE: Final = rf"(DEFAULT)|RULE:{_PART}/{_PART}/([LU]?){_ANY}*?|({_ANY}*?)"
 _REFERENCE: Final = re.compile(r"\$(\d+)", re.ASCII)
-_BLANKS: Final = "".join(map(chr, range(33)))
 
 
 class Rule(NamedTuple):
@@ -90,7 +89,7 @@ def _parser() -> re.Pattern[str]:
 
 def _split(text: str) -> list[str]:
     """Split like Java's Matcher.find: after an empty match the search skips a character."""
-    text = text.strip(_BLANKS)
+    text = trimmed(text)
     found, at = [], 0
     while at <= len(text) and (match := _splitter().search(text, at)):
         found.append(match[1])

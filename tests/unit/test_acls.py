@@ -214,6 +214,7 @@ def test_addresses_are_written_as_java_writes_them(host, written):
 def test_super_users():
     assert parse_super_users(" User:a;User:b,c ;; User:CN=x,O=y ") == {"User:a", "User:b,c", "User:CN=x,O=y"}
     assert parse_super_users("") == frozenset()
+    assert parse_super_users("User:a\xa0;\0User:b\x1f") == {"User:a\xa0", "User:b"}  # as String.trim
     with pytest.raises(ValueError, match="alice has no type: write User:alice"):
         parse_super_users("User:bob;alice")
 

@@ -54,8 +54,9 @@ def test_an_authorizer_is_made_of_the_configuration_and_the_first_image():
     authorizer = authorizer_of(config(**text), image, ManualClock())
     assert may_read(authorizer, "t", "User:admin") and may_read(authorizer, "u", "User:bob")
     assert not may_read(authorizer, "t", "User:bob")
-    authorizer = authorizer_of(config(allow_everyone_if_no_acl_found="yes"), image, ManualClock())
-    assert not may_read(authorizer, "u", "User:bob")  # Boolean.parseBoolean
+    for text in ("yes", "true\xa0"):
+        authorizer = authorizer_of(config(allow_everyone_if_no_acl_found=text), image, ManualClock())
+        assert not may_read(authorizer, "u", "User:bob")  # Boolean.parseBoolean
 
 
 def test_super_users_without_a_type_end_the_start():

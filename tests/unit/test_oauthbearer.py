@@ -151,7 +151,8 @@ def test_what_a_token_may_also_be():
     assert jwks(signed(RSA, claims(aud=["web", "other"]))).name == "anna"
     assert jwks(signed(RSA, claims(exp=NOW - 29, iat=NOW - 40))).expires_ms == (NOW - 29) * 1000
     assert jwks(signed(RSA, claims(nbf=NOW + 30))).name == "anna"
-    assert jwks(signed(RSA, claims(sub=" anna "))).name == "anna"
+    assert jwks(signed(RSA, claims(sub=" anna\0"))).name == "anna"
+    assert jwks(signed(RSA, claims(sub="anna\xa0"))).name == "anna\xa0", "somebody else"
     assert jwks(signed(RSA, claims(), kid=None)).name == "anna", "the first key of its type"
     assert jwks(signed(RSA, claims(sub="a:b/c\n", exp=NOW + 0.9e9))).name == "a:b/c"
     nobody = EXPECTED._replace(audiences=(), issuer=None)

@@ -62,6 +62,8 @@ def test_a_jaas_string(text, options):
         ("a.B required a=;", "Value not specified for key 'a'"),
         ("a.B required a=5secret;", "Value not specified for key 'a'"),
         ("a.B required a=-1;", "Value not specified for key 'a'"),
+        ("a.B required a=-secret;", "Value not specified for key 'a'"),
+        ("a.B required a=--;", "Value not specified for key 'a'"),
         ("a.B required a=/path;", "Value not specified for key 'a'"),
         ('a.B required a="no end', "not terminated by semi-colon"),
         ("a.B required; c.D optional;", "contains 2 login modules, should be 1 module"),

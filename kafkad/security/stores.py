@@ -6,7 +6,8 @@ certificate, then a SHA-1 of the password and all entries. A key is encrypted by
 hashes of the password (sun.security.provider.JavaKeyStore, KeyProtector). Without a password, certificates
 are read but the store is not verified, as in Java.
 
-Beware: if a JKS store has several keys, the one with the first alias is used.
+Beware: of several keys in a JKS store, the one is used that Java's key manager finds first, and in a PKCS12
+store the first of the file.
 (DefaultSslEngineFactory, KIP-651.)"""
 
 import base64
@@ -137,7 +138,7 @@ def key_store_of(data: bytes, password: str, key_password: str | None = None) ->
     _check_binary(data)
     if is_jks(data):
         entries = _jks_entries(data, password)
-        aliases = sorted(alias for alias, entry in entries.items() if entry.key is not None)
+        aliases = _in_order([alias for alias, entry in entries.items() if entry.key is not None])
         if not aliases or not (chosen := entries[aliases[0]]).certificates:
             raise WrongStore("it has no private key with a certificate")
         assert chosen.key is not None
@@ -145,7 +146,35 @@ def key_store_of(data: bytes, password: str, key_password: str | None = None) ->
     key, certificates = _pkcs12(data, password)
     if key is None or not certificates:
         raise WrongStore("it has no private key with a certificate")
-    return KeyStore(key, certificates)
+    return KeyStore(key, _chain(certificates))
+
+
+def _in_order(aliases: list[str]) -> list[str]:
+    """Sort as Java's HashMap does, from which SunX509KeyManagerImpl takes the first key."""
+    buckets = 16
+    while len(aliases) > buckets * 3 // 4:
+        buckets *= 2
+
+    def bucket(alias: str) -> int:
+        number = 0
+        for at in range(0, len(text := alias.encode("utf-16-be")), 2):
+            number = (number * 31 + int.from_bytes(text[at : at + 2], "big")) & 0xFFFFFFFF
+        return (number ^ number >> 16) % buckets
+
+    return sorted(aliases, key=bucket)
+
+
+def _chain(certificates: list[bytes]) -> list[bytes]:
+    """Return the first certificate, then each one's issuer, if it is there: a PKCS12 store may have the
+    certificates of other keys, too, and authorities that it trusts."""
+    try:
+        by_subject = {_folded(subject_of(it)): it for it in reversed(certificates[1:])}
+        chain = certificates[:1]
+        while issuer := by_subject.pop(_folded(issuer_of(chain[-1])), None):
+            chain.append(issuer)
+    except ValueError as trouble:
+        raise WrongStore(str(trouble)) from None
+    return chain
 
 
 def trusted_of(data: bytes, password: str | None) -> list[bytes]:

@@ -6,10 +6,10 @@ from random import Random
 import pytest
 
 from kafkad._native.serving.tls import TlsContext, TlsError
-from kafkad.security.certificates import KEYWORDS, name_of
+from kafkad.security.certificates import KEYWORDS, name_of, subject_of
 from kafkad.security.client_tls import tls_context
-from kafkad.security.stores import WrongStore, chain_of, key_of
-from tests.certificates import openssl
+from kafkad.security.stores import WrongStore, chain_of, key_of, key_store_of
+from tests.certificates import PASSWORD, keytool, openssl
 from tests.jvm import NEWEST
 from tests.reference.kafka_messages import JvmMessages
 
@@ -86,13 +86,14 @@ CURVE = ("ec", "-pkeyopt", "ec_paramgen_curve:P-256")
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """root.pem, inter.pem, which root signed, and leaf.pem, which inter signed, each with a .key;
-    protected.key: that of leaf, with a password, in a way that Java knows."""
+    """root.pem and stranger.pem, inter.pem, which root signed, and leaf.pem, which inter signed, each with a
+    .key; protected.key: that of leaf, with a password, in a way that Java knows."""
     here = tmp_path_factory.mktemp("pem")
-    openssl(
-        here, "req", "-newkey", "rsa:2048", "-nodes", "-x509", "-subj", "/CN=root", "-keyout", "root.key",
-        "-out", "root.pem",
-    )  # fmt: skip
+    for own in ("root", "stranger"):
+        openssl(
+            here, "req", "-newkey", "rsa:2048", "-nodes", "-x509", "-subj", f"/CN={own}", "-keyout",
+            f"{own}.key", "-out", f"{own}.pem",
+        )  # fmt: skip
     for own, authority, kind in (("inter", "root", CURVE), ("leaf", "inter", ("rsa:2048",))):
         openssl(
             here, "req", "-newkey", *kind, "-nodes", "-subj", f"/O=A  b/CN={own}", "-keyout", f"{own}.key",
@@ -228,3 +229,66 @@ def test_a_client_reads_pem_on_one_line(here):
     assert [dict(it[0] for it in each["subject"])["commonName"] for each in context.get_ca_certs()] == [
         "root"
     ]
+
+
+# -- several keys in a store -------------------------------------------------------------------------------
+
+SEVERAL = {
+    "two": ("b", "a"),
+    "five": ("broker1", "localhost", "kafka", "server", "old"),
+    "many": tuple(f"key-{number}" for number in range(14)),  # Java's table of them is larger
+}
+
+
+def java_chooses(gateway, path, kind: str) -> str:
+    """The alias whose key a listener of JVM Kafka shows. By reflection: Java's classes are not public."""
+    jvm, reflected = gateway.jvm, gateway.jvm.java.lang.Class.forName
+
+    def call(of: str, method: str, target: object, *arguments: tuple[str, object]) -> object:
+        classes = gateway.new_array(jvm.java.lang.Class, len(arguments))
+        objects = gateway.new_array(jvm.java.lang.Object, len(arguments))
+        for place, (name, argument) in enumerate(arguments):
+            classes[place], objects[place] = reflected(name), argument
+        return reflected(of).getMethod(method, classes).invoke(target, objects)
+
+    secret = gateway.new_array(jvm.char, len(PASSWORD))
+    for place, letter in enumerate(PASSWORD):
+        secret[place] = letter
+    file = jvm.java.io.File(str(path))
+    store = call("java.security.KeyStore", "getInstance", None, ("java.io.File", file), ("[C", secret))
+    assert store.getType().upper() == kind
+    factory = jvm.javax.net.ssl.KeyManagerFactory.getInstance("SunX509")  # ssl.keymanager.algorithm
+    arguments = ("java.security.KeyStore", store), ("[C", secret)
+    call("javax.net.ssl.KeyManagerFactory", "init", factory, *arguments)
+    return call(
+        "javax.net.ssl.X509KeyManager",
+        "chooseServerAlias",
+        factory.getKeyManagers()[0],
+        ("java.lang.String", "EC"),
+        ("[Ljava.security.Principal;", None),
+        ("java.net.Socket", None),
+    )
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_of_several_keys_in_jks_kafkas_is_shown(gateway, tmp_path, name):
+    for alias in SEVERAL[name]:
+        keytool(
+            tmp_path, "-genkeypair", "-alias", alias, "-keyalg", "EC", "-dname", f"CN={alias}", "-keystore",
+            "keys.jks", "-storetype", "JKS", "-storepass", PASSWORD, "-keypass", PASSWORD,
+        )  # fmt: skip
+    path = tmp_path / "keys.jks"
+    (own,) = key_store_of(path.read_bytes(), PASSWORD).chain
+    assert subject_of(own) == f"CN={java_chooses(gateway, path, 'JKS')}"
+
+
+def test_only_the_issuers_of_a_key_in_pkcs12_are_shown(here):
+    """Not what else is in the store, and in the order of their signatures."""
+    others = here / "others.pem"
+    others.write_text("".join((here / f"{name}.pem").read_text() for name in ("root", "stranger", "inter")))
+    openssl(
+        here, "pkcs12", "-export", "-in", "leaf.pem", "-inkey", "leaf.key", "-certfile", "others.pem", "-out",
+        "leaf.p12", "-passout", f"pass:{PASSWORD}",
+    )  # fmt: skip
+    store = key_store_of((here / "leaf.p12").read_bytes(), PASSWORD)
+    assert [subject_of(each) for each in store.chain] == ["CN=leaf,O=A  b", "CN=inter,O=A  b", "CN=root"]

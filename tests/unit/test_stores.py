@@ -58,7 +58,7 @@ def test_the_key_fits_the_certificate(here, name):
     assert str(store.key) not in repr(store)
 
 
-def test_of_several_keys_the_first_by_alias_counts_and_each_certificate_is_trusted(here):
+def test_of_several_keys_one_counts_and_each_certificate_is_trusted(here):
     data = (here / "many.jks").read_bytes()
     store = key_store_of(data, SECRET, KEY_SECRET)
     (here / "crt.der").write_bytes(store.chain[0])

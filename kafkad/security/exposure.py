@@ -16,6 +16,7 @@ from kafkad.security.listeners import ENABLED, takes_unsecured_tokens
 from kafkad.security.tls import CLIENT_AUTH
 
 ANONYMOUS: Final = "User:ANONYMOUS"
+PREFIX: Final = "listener.name."
 
 
 def open_to_anyone(config: Any, endpoints: Iterable[Endpoint]) -> list[Endpoint]:
@@ -37,7 +38,9 @@ def whom(config: Any) -> str:
 
 
 def warnings(config: Any, is_loopback: Callable[[str], bool]) -> Iterator[str]:
-    """Return a warning for each listener that others on the network can misuse or read."""
+    """Return a warning for each listener that others on the network can misuse or read, and for keys that
+    apply to no listener."""
+    yield from _of_no_listener(config)
     for endpoint in config.broker_endpoints:
         if takes_unsecured_tokens(config, endpoint):
             yield (
@@ -57,3 +60,12 @@ def warnings(config: Any, is_loopback: Callable[[str], bool]) -> Iterator[str]:
                 f"listener {endpoint} takes passwords of PLAIN without encryption: others on the network can"
                 " read them; use SASL_SSL, or SCRAM"
             )
+
+
+def _of_no_listener(config: Any) -> Iterator[str]:
+    """Kafka ignores them, too. A listener is then perhaps less protected than its file looks."""
+    names = {*config.controller_listener_names, *(it.listener for it in config.endpoints)}
+    prefixes = tuple(sorted({f"{PREFIX}{name.lower()}." for name in names}))
+    for key in sorted(config.given):
+        if key.startswith(PREFIX) and not key.startswith(prefixes):
+            yield f"{key} applies to no listener and is ignored; the prefixes here are: {', '.join(prefixes)}"

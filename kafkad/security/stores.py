@@ -96,7 +96,11 @@ def key_of(text: str, password: str | None) -> bytes:
     except TlsError:
         raise WrongStore(
             "its private key cannot be read"
-            + ("; is ssl.key.password right, and the cipher AES (openssl pkcs8 -topk8)?" if password else "")
+            + (
+                "; is ssl.key.password right? (openssl pkcs8 -topk8 writes keys that can be read)"
+                if password
+                else ""
+            )
         ) from None
 
 

@@ -33,7 +33,9 @@ PROTOCOLS = (
     "OLD",
     "SASL_SSL",
     "MAPPED",
-)  # listeners; MUTUAL and MAPPED want certificates, OLD speaks TLS 1.2 alone, MAPPED has a name for one
+    "Asked",
+)  # listeners; MUTUAL and MAPPED want certificates, Asked takes them, OLD speaks TLS 1.2 alone, MAPPED has a
+# name for one
 NEIGHBOUR_S = 0.1
 STALL_S = 0.005  # of CPU time and locks; time without a core is not the broker's
 FLOOD = {"tls": 1, "connections": 64, "rate": 1000, "seconds": 2}
@@ -59,6 +61,8 @@ def secured(stores) -> dict[str, str]:
         "listener.name.mutual.ssl.keystore.password": PASSWORD,
         "listener.name.mutual.ssl.key.password": PASSWORD,
         "listener.name.mapped.ssl.client.auth": "required",
+        "listener.name.asked.ssl.client.auth": "requested",
+        "listener.name.ASKED.ssl.enabled.protocols": "TLSv1.2",  # Kafka does not read it
         "listener.name.mapped.ssl.principal.mapping.rules": "RULE:^CN=(client),.*$/$1/U",
         "listener.name.old.ssl.enabled.protocols": "TLSv1.2",
         "listener.name.old.ssl.cipher.suites": "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
@@ -66,7 +70,7 @@ def secured(stores) -> dict[str, str]:
     }
 
 
-MAP = "SSL:SSL,MUTUAL:SSL,MAPPED:SSL,OLD:SSL,SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT"
+MAP = "SSL:SSL,MUTUAL:SSL,aSKED:SSL,MAPPED:SSL,OLD:SSL,SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT"
 
 
 @pytest.fixture(scope="module", params=[2, 1, 4])
@@ -181,6 +185,10 @@ ATTEMPTS = {
     ("MUTUAL", "client", OLD): "TLSv1.2",
     ("MUTUAL", "stranger", ()): "refused",
     ("MUTUAL", "expired", ()): "refused",
+    ("Asked", None, ()): "TLSv1.3",
+    ("Asked", "client", ()): "TLSv1.3",
+    ("Asked", "stranger", ()): "refused",
+    ("Asked", "expired", ()): "refused",
     ("SASL_SSL", None, ()): "TLSv1.3",
     ("MAPPED", "client", ()): "TLSv1.3",
     ("MAPPED", "server", ()): "refused",  # no rule has a name for it

@@ -20,7 +20,7 @@ def config(host, names=ALL, **more):
             "listener.security.protocol.map": MAP,
             "inter.broker.listener.name": names[0],
             "sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.mutual.ssl.client.auth": "required",
+            **({"listener.name.mutual.ssl.client.auth": "required"} if "MUTUAL" in names else {}),
             **({} if host.startswith("127") else {"advertised.listeners": f"{names[0]}://here:9092"}),
             **more,
         }
@@ -52,6 +52,16 @@ def test_what_can_be_read_on_a_network_is_warned_of(host):
     plaintext, password = exposure.warnings(config(host), is_loopback)
     assert plaintext.startswith(f"listener PLAINTEXT://{host}:9092 is open to anyone")
     assert password.startswith(f"listener SASL_PLAINTEXT://{host}:9095 takes passwords of PLAIN")
+
+
+@pytest.mark.parametrize("prefix", ["listener.name.SSL", "listener.name.ssl2"])
+def test_a_key_that_applies_to_no_listener_is_warned_of(prefix):
+    """Kafka ignores it: the names of listeners are in lower case there."""
+    key = f"{prefix}.ssl.client.auth"
+    given = config("127.0.0.1", **{key: "required"})
+    assert "SSL" in [it.listener for it in exposure.open_to_anyone(given, given.broker_endpoints)]
+    (said,) = exposure.warnings(given, is_loopback)
+    assert said.startswith(f"{key} applies to no listener and is ignored; the prefixes here are: listener.")
 
 
 def test_scram_hides_the_password():

@@ -87,14 +87,18 @@ java: $(VENV)/.stamp-test
 run: $(VENV)/.stamp-run build/.stamp-native
 	@exec $(VENV)/bin/kafkad serve --data-dir $(DATA_DIR) --listen $(LISTEN)
 
-# all with one worker; then what is marked `workers`, again with more, also after a failure.
-# PYTEST_ARGS picks: once, as it says
+# the files with a mark: the other ones would be imported by each process, and not run
+WITH_MARK = $(shell grep -l 'mark\.$(1)' tests/integration/test_*.py)
+
+# all with one worker; then what is marked `workers`, again with more, and what is marked `secured(short=True)`, with
+# logins, also after a failure. PYTEST_ARGS picks: once, as it says
 test: $(VENV)/.stamp-test build/.stamp-native java jars
 ifeq ($(strip $(PYTEST_ARGS)),)
 	@failed=0; \
 	$(PY) -m pytest $(SIDE_BY_SIDE) --durations=20 || failed=1; \
-	$(PY) -m pytest $(SIDE_BY_SIDE) --durations=10 --marked --workers 2 tests/integration || failed=1; \
-	$(PY) -m pytest $(SIDE_BY_SIDE) --marked --workers 4 tests/integration || failed=1; \
+	$(PY) -m pytest $(SIDE_BY_SIDE) --durations=10 --marked --workers 2 $(call WITH_MARK,workers) || failed=1; \
+	$(PY) -m pytest $(SIDE_BY_SIDE) --marked --workers 4 $(call WITH_MARK,workers) || failed=1; \
+	$(PY) -m pytest $(SIDE_BY_SIDE) --marked --secured $(call WITH_MARK,secured.short) || failed=1; \
 	exit $$failed
 else
 	@$(PY) -m pytest $(SIDE_BY_SIDE) --durations=20 $(PYTEST_ARGS)

@@ -160,7 +160,6 @@ class TestDumpLog:
     """Kafka's DumpLogSegments over what the broker wrote."""
 
     @pytest.mark.parametrize("version", VERSIONS)
-    @pytest.mark.secured(short=True)
     def test_segments_and_indexes_are_sound(self, written, version):
         directory = partition_directory(written, "dumped")
         segments = sorted(directory.glob("*.log"))

@@ -103,7 +103,6 @@ def sentence(raised):
 # -- batch --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.secured(short=True)
 def test_a_batch_has_kafkas_columns_and_every_record(spark, broker, topic):
     fill(broker, topic, range(1000))
     frame = batch(spark, broker, topic, includeHeaders="true", minPartitions="6")
@@ -328,7 +327,6 @@ def test_a_topic_that_was_made_anew_is_data_loss(spark, broker, topic, tmp_path)
 
 @pytest.mark.java
 @pytest.mark.skipif(not ADMISSION, reason="the connector 4.2.0 does not run on older PySparks")
-@pytest.mark.secured(short=True)
 def test_a_checkpoint_of_the_connector_goes_on_with_the_source(spark, broker, topic, tmp_path):
     if not fetch_jars.is_complete("spark-sql-kafka"):
         pytest.fail("the jars of Spark's connector are missing (make test fetches them)")

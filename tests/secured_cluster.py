@@ -73,7 +73,8 @@ class SecuredCluster:
             "listener.name.nodes.scram-sha-512.sasl.jaas.config":
                 f'{SCRAM} username="node" password="{NODE}";',
             "listener.name.controller.plain.sasl.jaas.config":
-                f'{PLAIN} username="node" password="{NODE}" user_node="{NODE}" user_admin="admin-secret";',
+                f'{PLAIN} username="node" password="{NODE}" user_node="{NODE}" user_admin="admin-secret"'
+                ' user_reader="reader-secret";',
             "ssl.keystore.location": self.stores / "server.p12",
             "ssl.keystore.type": "PKCS12",
             "ssl.keystore.password": PASSWORD,

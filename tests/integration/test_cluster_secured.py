@@ -22,17 +22,25 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from kafkad.protocol.errors import NOT_CONTROLLER, TOPIC_AUTHORIZATION_FAILED
 from tests.certificates import PASSWORD, openssl
 from tests.clients import wait_until
+from tests.controller_refusals import refusals
 from tests.handover_cluster import JVM, KAFKAD
+from tests.integration.test_sasl import log_in
 from tests.jvm import NEWEST, run_tool
-from tests.secured_cluster import PLAIN, SCRAM, WAIT_S, SecuredCluster
+from tests.secured_cluster import PLAIN, SCRAM, USERS, WAIT_S, SecuredCluster
+from tests.tls_wire import TlsWire, trusting
 
 MIXTURES = [
     pytest.param((KAFKAD, KAFKAD, KAFKAD), id="kafkad"),
     pytest.param((JVM, KAFKAD, JVM), id="one-kafkad", marks=pytest.mark.java),
 ]
 SHORT = {"connections.max.reauth.ms": 2500}
+# APIs whose requests refusals() leaves empty
+NOTHING_ASKED = {"AlterClientQuotas", "AlterUserScramCredentials"}
+# of a controller that is not active, either of the two comes first
+OF_THE_ACTIVE = ("CreateTopics", "DeleteTopics", "CreatePartitions")
 RENEWED = "its session ends, and another one begins"
 
 
@@ -89,6 +97,18 @@ def altered(cluster, user, topic):
     return None
 
 
+def controller_refusals(cluster, number):
+    """What a controller, active or not, answers on its own listener to the reader."""
+    port, context = cluster.nodes[number].controller_port, trusting(cluster.stores, "client")
+
+    def connect():
+        wire = TlsWire(port, context, 30)
+        assert log_in(wire, "PLAIN", "reader", USERS["reader"]).error_code == 0
+        return wire
+
+    return refusals(connect)
+
+
 @pytest.mark.parametrize("kinds", MIXTURES)
 def test_users_do_what_they_may_while_a_leader_is_killed_and_sessions_end(tmp_path, kinds):
     with SecuredCluster(tmp_path, kinds, dict.fromkeys((1, 2, 3), SHORT)) as cluster:
@@ -118,6 +138,12 @@ def test_users_do_what_they_may_while_a_leader_is_killed_and_sessions_end(tmp_pa
         )
         assert altered(cluster, "writer", "t1") == "TOPIC_AUTHORIZATION_FAILED"
         assert altered(cluster, "admin", "t1") is None
+        told = [controller_refusals(cluster, number) for number in cluster.nodes]
+        for each in told:
+            for name in OF_THE_ACTIVE:
+                assert each.pop(name)[0][0] in (TOPIC_AUTHORIZATION_FAILED, NOT_CONTROLLER)
+        assert told[0] == told[1] == told[2]
+        assert {name for name, codes in told[0].items() if not codes} == NOTHING_ASKED
         if JVM in kinds:  # ACLs of a controller, by the user that logs in there
             at = f"127.0.0.1:{kafkad[0].controller_port}"
             own = ("--bootstrap-controller", at, "--command-config", cluster.java("admin"))

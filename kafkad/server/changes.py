@@ -14,6 +14,7 @@ gets a retriable error."""
 import asyncio
 import inspect
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -38,14 +39,22 @@ class Changes:
         self._current: tuple[int, Steps] | None = None
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._at_once = False
+        self._ends_s = math.inf  # of the loop's clock: no work begins after it
+        self._over = False  # work was left
 
     def put(self, offset: int, steps: Steps) -> None:
         """Apply a change, which brings the metadata to `offset`, after all earlier changes."""
+        if self._over:
+            return
         self._pending.append((offset, steps))
         if self._at_once or not self._loop.is_running():
             self.drain()
         elif self._current is None:
             self._next()
+
+    def end_in(self, seconds: float) -> None:
+        """Begin no work after `seconds`: a stop leaves it to the next start."""
+        self._ends_s = min(self._ends_s, self._loop.time() + seconds)
 
     def drain(self, *, for_good: bool = False) -> None:
         """Do all pending work now, without turns. `for_good`: from now on do later work at once, too.
@@ -53,6 +62,11 @@ class Changes:
         itself."""
         self._at_once = self._at_once or for_good
         while self._current is not None or self._pending:
+            if self._current is None and self._loop.time() >= self._ends_s:
+                logger.warning("the next start applies %d changes of metadata", len(self._pending))
+                self._pending.clear()
+                self._over = True
+                return
             self._current = self._current or self._pending.popleft()
             offset, steps = self._current
             _close_unless_awaited(_run_to_end(steps))

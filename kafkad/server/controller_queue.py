@@ -14,6 +14,7 @@ Beware: a client that retries after REQUEST_TIMED_OUT may find that its topic ex
 import asyncio
 import inspect
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Generic, Protocol, TypeVar
@@ -94,10 +95,19 @@ class Serial:
             raise job.trouble
         return job.value
 
-    def drain(self) -> None:
-        """Do all queued work now."""
+    def drain(self, seconds: float = math.inf) -> int:
+        """Do all queued work now, but begin none after `seconds`. Return how many pieces are left; they are
+        dropped."""
+        ends_s = self._loop.time() + seconds
+        job = self._jobs[0] if self._jobs else None
         for _ in self._pump():
-            pass
+            if self._jobs and self._jobs[0] is not job:
+                job = self._jobs[0]
+                if self._loop.time() >= ends_s:
+                    left = len(self._jobs)
+                    self._jobs.clear()
+                    return left
+        return 0
 
     def _pump(self) -> Steps:
         while self._jobs:
@@ -241,11 +251,16 @@ class AnsweringController(Generic[C]):
         if inspect.isawaitable(result):
             asyncio.ensure_future(result).add_done_callback(ended)
 
-    def drain(self) -> None:
-        """Append all queued work now, and wait for the disk: the first step of a stop. Raises KafkaError,
+    def drain(self, seconds: float = math.inf) -> None:
+        """Append all queued work now, and wait for the disk: the first step of a stop. After `seconds`, drop
+        what has not begun: it has changed nothing, and its clients get no answer. Raises KafkaError,
         OSError."""
         self._drained = True
-        self._serial.drain()
+        left = self._serial.drain(seconds)
+        if left:
+            logger.warning(
+                "the stop does not wait for %d queued changes of metadata: they are not made", left
+            )
         self._controller.settle()
 
     # -- waiting -------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ Use: server/lifecycle, for a node that is not a whole cluster (config/served.is_
 import asyncio
 import contextlib
 import logging
+import math
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from itertools import starmap
@@ -111,7 +112,7 @@ class MemberController:
     def update_config(self, config: BrokerConfig) -> None:
         self.config = config
 
-    def drain(self) -> None:
+    def drain(self, seconds: float = math.inf) -> None:
         """Do nothing: changes wait at the controllers."""
 
     async def create_topics(self, request: Any, context: RequestContext | None = None) -> Any:

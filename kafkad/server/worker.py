@@ -124,6 +124,7 @@ BUFFERED_BYTES_MAX = 512 << 20  # of incomplete requests, if queued.max.request.
 IDLE_MS_MAX = 1 << 53  # connections.max.idle.ms goes up to Long.MAX, which a clock cannot be added to
 FREED_AT_ONCE = 1_000  # partitions of deleted topics between two garbage collections
 CONNECTIONS = "connections"
+DRAIN_S = 3.0  # how long a stop makes changes of metadata that were requested before
 
 
 class OwnController(OwnRequests, Protocol):
@@ -135,7 +136,7 @@ class OwnController(OwnRequests, Protocol):
 class Answering(OwnRequests, Protocol):
     """The controller for the handlers of worker 0, without what they call (api.context.Controller)."""
 
-    def drain(self) -> None: ...
+    def drain(self, seconds: float = ...) -> None: ...
     def remove_expired_tokens(self) -> Any: ...
 
 
@@ -820,10 +821,12 @@ class Worker:
             names.pop()
 
     def _finish_changes(self) -> None:
-        """Append, flush and apply all requested changes, before anything is stopped."""
+        """Append, flush and apply the requested changes, before anything is stopped; after DRAIN_S, leave
+        what has not begun. The next start applies changes that were appended."""
+        self.changes.end_in(DRAIN_S)
         if hasattr(self, "answering"):
             try:
-                self.answering.drain()
+                self.answering.drain(DRAIN_S)
             except (OSError, KafkaError) as trouble:
                 logger.error("the last changes of metadata may not be on the disk: %s", trouble)
         self.changes.drain(for_good=True)

@@ -86,6 +86,25 @@ def test_a_stop_applies_what_is_pending(turns):
     asyncio.run(main())
 
 
+def test_a_stop_leaves_changes_that_it_has_no_time_to_begin():
+    """The next start applies them. 10,000 topics that were requested before held a stop up for minutes."""
+
+    async def main():
+        world = World()
+        world.changes.put(5, world.work("long", LONG))
+        world.changes.put(6, world.work("second", LONG))
+        await asyncio.sleep(0)
+        world.changes.end_in(0)
+        world.changes.drain(for_good=True)
+        assert (world.done, world.changes.applied) == (["long"], 5)
+        world.changes.put(7, world.work("third", 1))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert (world.done, world.changes.applied, world.fatal) == (["long"], 5, [])
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("steps", [1, LONG])
 def test_a_change_that_cannot_be_applied_ends_the_worker(steps):
     async def main():

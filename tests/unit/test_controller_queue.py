@@ -327,3 +327,24 @@ def test_a_wide_answer_to_a_broker_is_looked_through_in_steps(code):
             assert end.value is (code == errors.NOT_CONTROLLER)
             break
     assert count >= 999
+
+
+def test_a_stop_ends_what_has_begun_and_drops_what_it_has_no_time_for():
+    """10,000 topics that were requested before held a stop up for minutes."""
+
+    async def main():
+        loop, done, now = asyncio.get_running_loop(), [], [0.0]
+        serial = Serial(Turns(loop, lambda: now[0]), loop)
+
+        def work(number):
+            for _ in range(100):
+                now[0] += 0.001
+                yield
+            done.append(number)
+
+        asked = [serial.run(work(number)) for number in range(3)]
+        assert serial.drain(0) == 2
+        await turns()
+        assert (done, [each.done() for each in asked]) == ([0], [True, False, False])
+
+    asyncio.run(main())

@@ -56,6 +56,15 @@ class Changes:
         """Begin no work after `seconds`: a stop leaves it to the next start."""
         self._ends_s = min(self._ends_s, self._loop.time() + seconds)
 
+    def _leave(self) -> None:
+        """Cancel whoever waits for the work that is left. The cancellation of its task may come too late:
+        `asyncio.wait_for` drops it in Python 3.11 if what it waits for is done."""
+        self._over = True
+        self._pending.clear()
+        for _, future in self._waiting:
+            future.cancel()
+        self._waiting.clear()
+
     def drain(self, *, for_good: bool = False) -> None:
         """Do all pending work now, without turns. `for_good`: from now on do later work at once, too.
         Awaitables that the work returns are not awaited: only a clean stop needs them, and it syncs by
@@ -64,8 +73,7 @@ class Changes:
         while self._current is not None or self._pending:
             if self._current is None and self._loop.time() >= self._ends_s:
                 logger.warning("the next start applies %d changes of metadata", len(self._pending))
-                self._pending.clear()
-                self._over = True
+                self._leave()
                 return
             self._current = self._current or self._pending.popleft()
             offset, steps = self._current
@@ -75,6 +83,8 @@ class Changes:
     async def wait(self, offset: int) -> None:
         """Wait until the change that brings the metadata to `offset` is applied here."""
         if offset > self.applied:
+            if self._over:
+                raise asyncio.CancelledError
             future = self._loop.create_future()
             self._waiting.append((offset, future))
             await future

@@ -47,6 +47,7 @@ from kafkad.server.worker_context import BROKEN, ENDING, NO_DIRECTORY, STOP, Wor
 logger = logging.getLogger("kafkad")
 
 SLICE_US = 100  # Linux's minimum
+FINISH_S = 5.0  # how long a stop waits for handlers that it has cancelled
 SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))  # asyncio accepts later
 
 
@@ -279,12 +280,19 @@ def unless_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
 
 
 def finish(loop: asyncio.AbstractEventLoop) -> None:
-    """Ends the handlers that still wait: their connections are closed, and nobody is left to answer."""
+    """Ends the handlers that still wait: their connections are closed, and nobody is left to answer. All is
+    on the disk already, so one that does not end by that is left after FINISH_S."""
     waiting = asyncio.all_tasks(loop)
     for task in waiting:
         task.cancel()
-    if waiting:
-        loop.run_until_complete(asyncio.gather(*waiting, return_exceptions=True))
+    if not waiting:
+        return
+    ended, left = loop.run_until_complete(asyncio.wait(waiting, timeout=FINISH_S))
+    for task in ended:
+        if not task.cancelled():
+            task.exception()  # of interest to nobody
+    if left:
+        logger.error("the stop does not wait for %s", ", ".join(repr(task.get_coro()) for task in left))
 
 
 def raise_descriptor_limit() -> None:

@@ -105,6 +105,25 @@ def test_a_stop_leaves_changes_that_it_has_no_time_to_begin():
     asyncio.run(main())
 
 
+def test_nobody_waits_for_changes_that_a_stop_leaves():
+    """A CreateTopics waited for its change, and the broker, which waited for the task, did not end."""
+
+    async def main():
+        world = World()
+        world.changes.put(5, world.work("long", LONG))
+        world.changes.put(6, world.work("second", LONG))
+        before = asyncio.ensure_future(world.changes.wait(6))
+        await asyncio.sleep(0)
+        world.changes.end_in(0)
+        world.changes.drain(for_good=True)
+        after = asyncio.ensure_future(world.changes.wait(6))
+        ended = await asyncio.wait_for(asyncio.gather(before, after, return_exceptions=True), 5)
+        assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
+        await world.changes.wait(5)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("steps", [1, LONG])
 def test_a_change_that_cannot_be_applied_ends_the_worker(steps):
     async def main():

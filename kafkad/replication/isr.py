@@ -162,7 +162,14 @@ class Isr:
         return self.suspected != before
 
     def answered(self, proposal: Proposal, code: int, answer: Answer | None) -> Verdict:
-        """Take the controller's answer; `answer` is given if `code` is 0."""
+        """Take the controller's answer; `answer` is given if `code` is 0. If the change has come as metadata
+        before, the answer is STALE, but it ends earlier proposals all the same."""
+        if (
+            answer is not None
+            and answer.leader_epoch == proposal.leader_epoch == self.leader_epoch
+            and answer.partition_epoch > proposal.partition_epoch
+        ):
+            self.suspected = frozenset()
         if proposal is not self.pending:
             return Verdict.STALE
         if code in REFUSED:  # after the epochs were found to be current
@@ -175,9 +182,7 @@ class Isr:
             return Verdict.AGAIN
         if answer.leader_epoch != self.leader_epoch or answer.partition_epoch < self.partition_epoch:
             return Verdict.WAIT
-        if answer.partition_epoch > proposal.partition_epoch:
-            self.suspected = frozenset()
-        else:
+        if answer.partition_epoch == proposal.partition_epoch:
             self._confirm()
         self._commit(answer.isr, answer.partition_epoch)
         return Verdict.COMMITTED

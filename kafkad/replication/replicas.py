@@ -283,10 +283,11 @@ class Replicas:
     def _answered(self, led: Led, proposal: Proposal, code: int, answer: Answer | None) -> None:
         if self._led.get((led.log.topic, led.log.partition)) is not led:
             return
+        suspected = led.isr.suspected
         verdict = led.isr.answered(proposal, code, answer)
         if verdict is Verdict.AGAIN:
             self._propose(led, proposal)
-        elif verdict is Verdict.COMMITTED:
+        elif verdict is Verdict.COMMITTED or led.isr.suspected != suspected:
             self._show(led, SAME_EPOCH)
             if not code:  # the next Fetch asks again for one that was refused
                 self._join(led)

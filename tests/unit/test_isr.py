@@ -92,6 +92,20 @@ def test_metadata_that_may_be_older_than_what_a_predecessor_knew_ends_nothing(is
     assert isr.maximal == (1, 3)
 
 
+def test_an_answer_that_comes_after_its_own_change_ends_what_a_predecessor_may_have_added(isr):
+    """The change came as metadata first. Each answer was ignored then, so each change was followed by another
+    order, for as long as metadata was faster, and HW waited for all replicas."""
+    first = isr.inherit([2, 3], EPOCHS.get, in_flight=True)
+    assert isr.learn(state((2, 1), partition_epoch=8)) and isr.maximal == (2, 1, 3)
+    second = isr.verify(EPOCHS.get)
+    assert isr.answered(first, 0, answer((2, 1), partition_epoch=7)) is Verdict.STALE
+    assert isr.answered(first, 0, answer((2, 1), leader_epoch=4)) is Verdict.STALE
+    assert isr.maximal == (2, 1, 3)
+    assert isr.answered(first, 0, answer((2, 1))) is Verdict.STALE
+    assert isr.maximal == (2, 1) and isr.pending is second
+    assert isr.learn(state((1, 2), partition_epoch=9)) and isr.verify(EPOCHS.get) is None
+
+
 def test_a_leader_alone_in_the_isr_waits_for_one_to_join(isr):
     """There is no other order of one member."""
     isr.learn(state((1,), partition_epoch=8))

@@ -227,6 +227,22 @@ def test_who_takes_a_dead_process_place_has_its_last_proposal_refused(world):
     assert world.sent[2][1].isr == ((2, 12), (1, 11), (3, 13))
 
 
+def test_who_takes_a_dead_process_place_is_answered_after_the_metadata(world):
+    """HW waited for a follower that does not come, and the ISR changed its order again and again."""
+    log = world.create(isr=(1, 2))
+    log.append_client(batch(1), 1_000)
+    world.fetch(3, 0)
+    succeed(world)
+    world.fetch(2, 1)
+    world.commit(change("t", 0, isr=[2, 1]))
+    assert (world.isr.maximal, log.high_watermark) == ((2, 1, 3), 0)
+    world.sent[1][2](0, Answer(1, 0, (2, 1), 1))
+    assert (world.isr.maximal, log.high_watermark) == ((2, 1), 1)
+    world.commit(change("t", 0, isr=[1, 2]))
+    world.sent[2][2](0, Answer(1, 0, (1, 2), 2))
+    assert (len(world.sent), world.isr.pending) == (3, None)
+
+
 def test_one_that_takes_the_place_of_a_leader_alone_waits_for_who_may_have_been_added(world):
     log = world.create(isr=(1,))
     log.append_client(batch(1), 1_000)

@@ -344,7 +344,8 @@ class Moves:
         self._pump()
 
     def _pump(self) -> None:
-        busy = sum(move.stage is Stage.COPYING for move in self._moves.values())
+        # While a log waits for room, others move: that may make room.
+        busy = sum(move.stage is Stage.COPYING and not move.log.halted for move in self._moves.values())
         for move in self._moves.values():
             if busy >= self.at_once or self._stopped or not self._started:
                 return
@@ -358,6 +359,13 @@ class Moves:
 
     def _step(self, move: Move) -> None:
         if move.stage is Stage.OVER or self._stopped:
+            return
+        if move.log.halted:
+            self._release(move)
+            if move.stage is Stage.SWAPPING:
+                move.stage = Stage.TELLING
+            self._again(move, AGAIN_MS)
+            self._pump()
             return
         if move.log.closed:  # its files and memory may differ
             self._end(move, forget=False)
@@ -555,7 +563,7 @@ class Moves:
         """The moves to a directory that has failed are over, and those from it, which are shown until the
         next start. The controller is told where the logs are."""
         for move in list(self._moves.values()):
-            if move.stage is Stage.OVER or not (move.directory is directory or move.log.closed):
+            if move.stage is Stage.OVER or not (move.directory is directory or move.log.ended):
                 continue
             told = move.told_ms >= 0
             self._end(move, forget=move.directory is directory)

@@ -1,10 +1,13 @@
 """Moves between log directories, step by step: what a log does meanwhile is in the copy, too."""
 
+import errno
 import os
 
 import pytest
 
+from kafkad.log import truncation
 from kafkad.log.checkpoints import CLEANER_OFFSETS, HIGH_WATERMARKS, LOG_START_OFFSETS, read_offsets
+from kafkad.log.moves import Stage
 from kafkad.protocol.errors import KafkaError
 from kafkad.protocol.records import read_batches
 from tests.unit.log_world import batch, topic_config
@@ -103,6 +106,39 @@ def test_what_is_truncated_and_written_anew_is_copied_anew(world, cut):
     world.log.truncate_to(cut)
     world.log.set_leader_epoch(2)
     world.append(12 - cut, size=SIZE - 1)  # the same number, and other bytes
+    expected = [bytes(each) for each in world.log.batches(0, 12)]
+    world.finish()
+    assert world.log.directory.startswith(world.target.path)
+    assert [bytes(each) for each in world.log.batches(0, 12)] == expected
+
+
+@pytest.mark.parametrize("another_fails", [False, True])
+def test_a_move_goes_on_when_its_log_serves_again(world, monkeypatch, another_fails):
+    """It was over until the next start, and another AlterReplicaLogDirs was answered and did nothing."""
+    world.append(12)
+    world.dirs.moves.begin(world.log, world.target)
+    world.log.follow(1, 2)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(truncation, "scan_segment", full)
+    with pytest.raises(KafkaError):
+        world.log.truncate_to(5)
+    other = world.create("u")
+    places = world.dirs.directories()
+    world.dirs.moves.begin(other, places[places[0] is world.dirs.directory_of("u", 0)])
+    world.some()
+    assert world.log.halted and world.dirs.moves.of("t", 0).stage is Stage.COPYING
+    assert world.dirs.moves.of("u", 0).stage is Stage.TELLING  # moves of others may make room
+    world.dirs.delete("u", 0)
+    if another_fails:
+        world.dirs.moves.directory_failed(object())
+    monkeypatch.undo()
+    world.some()
+    assert not world.log.halted
+    world.log.set_leader_epoch(2)
+    world.append(7, size=SIZE - 1)
     expected = [bytes(each) for each in world.log.batches(0, 12)]
     world.finish()
     assert world.log.directory.startswith(world.target.path)

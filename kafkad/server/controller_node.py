@@ -94,7 +94,7 @@ class ControllerNode:
         self._undo: list[Callable[[], Any]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._has_changed = asyncio.Event()  # the quorum's leader or image, since it was cleared
-        self._fence_s = loop.time()  # when sessions were last looked at
+        self._late_s = 0.0  # of the work by the clock that begins now
         self._appended = -1  # the newest record that was no NoOp of ours
 
     # -- start ---------------------------------------------------------------------------------------------
@@ -301,7 +301,9 @@ class ControllerNode:
 
     async def _every(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
+            due_s = self.loop.time() + seconds
             await asyncio.sleep(seconds)
+            self._late_s = self.loop.time() - due_s
             if self.controller.is_active or work == self._look_around:
                 try:
                     await work()
@@ -314,8 +316,7 @@ class ControllerNode:
 
     async def _fence(self) -> None:
         # After a halt (SIGSTOP, a suspended machine) the heartbeats of the meantime are not read yet.
-        now_s, interval_s = self.loop.time(), self.config.broker_session_timeout_ms / 1000 / FENCE_PER_SESSION
-        lost_s, self._fence_s = now_s - self._fence_s - 2 * interval_s, now_s
+        lost_s = self._late_s - self.config.broker_session_timeout_ms / 1000 / FENCE_PER_SESSION
         if lost_s > 0:
             self.controller.was_halted(int(lost_s * 1000))
         while await self._do(self.controller.fence_stale()):

@@ -267,6 +267,8 @@ class Flusher:
         return Work(end, generation, first_base, [reference for _, reference in files], paths, directories)
 
     def _flushed(self, work: "Work") -> bool:
+        if self._log.halted:  # a truncation may have replaced the files since
+            return False
         if self._log.directory in work.directories:
             self._log.first_base_synced = work.first_base
         again = self._log.native.flushed(work.end, work.generation)

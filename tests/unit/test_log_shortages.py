@@ -431,6 +431,26 @@ def test_a_truncation_between_segments_goes_on_where_it_stopped(tmp_path, monkey
     assert world.append(idempotent(2, count=2, size=30)) == 2
 
 
+def test_a_flush_that_ends_while_a_truncation_waits_for_room_does_not_count(tmp_path, monkeypatch):
+    """It has synced the old file of a segment; the recovery point covered its copy, which is not synced."""
+    world = LogWorld(tmp_path)
+    for _ in range(2):
+        world.append(count=3)
+    world.log.request_flush()
+    world.scheduler.run()
+    world.log.follow(1, 2)
+    monkeypatch.setattr(log.truncation, "scan_segment", full)
+    with pytest.raises(KafkaError):
+        world.log.truncate_to(3)
+    assert world.scheduler.work() == 1
+    assert world.log.recovery_point == 0
+    monkeypatch.undo()
+    world.scheduler.run(100)
+    assert (world.log.end_offset, world.log.recovery_point) == (3, 0)
+    world.scheduler.settle()
+    assert world.log.recovery_point == 3
+
+
 @pytest.mark.parametrize("then", ["close", "delete", "disk"])
 def test_a_log_that_waits_for_room_can_be_closed_deleted_and_lost(tmp_path, monkeypatch, then):
     world = LogWorld(tmp_path)

@@ -192,6 +192,13 @@ class Partitions:
     def apply(self, image: MetadataImage) -> None:
         """Apply a whole image, at the start."""
         self._image = image
+        self.drop_unassigned(image)
+        for assigned in assignments.of_image(image, self.broker_id):
+            if isinstance(assigned, Local):
+                self._ensure(image, assigned)
+
+    def drop_unassigned(self, image: MetadataImage) -> None:
+        """Delete what has no replica here in this image, without following the changes in between."""
         wanted = {
             (local.topic.name, local.partition): local.topic.topic_id
             for local in assignments.of_image(image, self.broker_id)
@@ -203,9 +210,6 @@ class Partitions:
         for (name, index), (topic_id, _) in list(self._readers.items()):
             if wanted.get((name, index)) != topic_id:
                 self._drop_reader(name, index)
-        for assigned in assignments.of_image(image, self.broker_id):
-            if isinstance(assigned, Local):
-                self._ensure(image, assigned)
 
     def apply_delta(self, delta: Delta, image: MetadataImage) -> None:
         """Follow one committed change at once."""

@@ -40,11 +40,11 @@ class Changes:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._at_once = False
         self._ends_s = math.inf  # of the loop's clock: no work begins after it
-        self._over = False  # work was left
+        self.over = False  # work was left to the next start
 
     def put(self, offset: int, steps: Steps) -> None:
         """Apply a change, which brings the metadata to `offset`, after all earlier changes."""
-        if self._over:
+        if self.over:
             return
         self._pending.append((offset, steps))
         if self._at_once or not self._loop.is_running():
@@ -59,7 +59,7 @@ class Changes:
     def _leave(self) -> None:
         """Cancel whoever waits for the work that is left. The cancellation of its task may come too late:
         `asyncio.wait_for` drops it in Python 3.11 if what it waits for is done."""
-        self._over = True
+        self.over = True
         self._pending.clear()
         for _, future in self._waiting:
             future.cancel()
@@ -83,7 +83,7 @@ class Changes:
     async def wait(self, offset: int) -> None:
         """Wait until the change that brings the metadata to `offset` is applied here."""
         if offset > self.applied:
-            if self._over:
+            if self.over:
                 raise asyncio.CancelledError
             future = self._loop.create_future()
             self._waiting.append((offset, future))

@@ -822,7 +822,8 @@ class Worker:
 
     def _finish_changes(self) -> None:
         """Append, flush and apply the requested changes, before anything is stopped; after DRAIN_S, leave
-        what has not begun. The next start applies changes that were appended."""
+        what has not begun. The next start applies changes that were appended, but it keeps directories of
+        deleted partitions as strays: these are deleted now."""
         self.changes.end_in(DRAIN_S)
         if hasattr(self, "answering"):
             try:
@@ -830,6 +831,8 @@ class Worker:
             except (OSError, KafkaError) as trouble:
                 logger.error("the last changes of metadata may not be on the disk: %s", trouble)
         self.changes.drain(for_good=True)
+        if self.changes.over:
+            self.partitions.drop_unassigned(self.metadata.image)
 
     def _unwind(self, *, clean: bool) -> None:
         if clean:

@@ -1,18 +1,25 @@
 """The metadata image turned into logs: real logs in real directories, and the table of the data plane."""
 
+import asyncio
 import errno
+import os
+from types import SimpleNamespace
 
 import pytest
 
 from kafkad._native.serving.partition_table import PartitionTable
 from kafkad.config.broker import BrokerConfig
 from kafkad.log import leader_epochs
+from kafkad.log.filenames import STRAY_DIR
 from kafkad.log.log import Log
 from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.replay import applied
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.replication.partitions import Partitions
+from kafkad.server.changes import Changes
+from kafkad.server.turns import Turns
+from kafkad.server.worker import Worker
 from tests.unit.log_world import batch
 from tests.unit.test_log_dirs import DirsWorld
 
@@ -100,6 +107,31 @@ def test_partitions_are_added_to_a_topic(world):
     first = world.partitions.get("t", 0)
     world.commit(partition(topic_id("t"), 1))
     assert len(world.partitions) == 2 and world.partitions.get("t", 0) is first
+
+
+def test_a_stop_deletes_partitions_of_changes_that_it_leaves(world):
+    """The next start found directories that its metadata did not know, and kept them as strays for good."""
+    world.commit(*topic("t", partitions=2), *topic("u"))
+    removed = messages.RemoveTopicRecord(topic_id=topic_id("t"))
+    world.image, _ = applied(world.image, [removed, *topic("t", id_of="w"), *topic("v")])
+
+    async def stop() -> None:
+        worker = Worker.__new__(Worker)
+        worker.partitions, worker.metadata = world.partitions, SimpleNamespace(image=world.image)
+        loop = asyncio.get_running_loop()
+        worker.changes = Changes(Turns(loop), loop, pytest.fail)
+        worker.changes.put(1, iter([None] * 1_000_000))
+        worker.changes.put(2, iter(()))
+        worker.changes.end_in(0)
+        worker._finish_changes()
+
+    asyncio.run(stop())
+    assert [(log.topic, log.topic_id) for log in world.partitions] == [("u", topic_id("u"))]
+    world.restart()
+    assert not [name for name in os.listdir(world.disks.paths[0]) if name.endswith(STRAY_DIR)]
+    assert sorted((log.topic, log.topic_id) for log in world.partitions) == [
+        ("t", topic_id("w")), ("u", topic_id("u")), ("v", topic_id("v")),
+    ]  # fmt: skip
 
 
 def test_a_deleted_topic_is_gone_for_everybody(world):

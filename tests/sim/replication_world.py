@@ -17,7 +17,7 @@ the shared row, in the same broker epoch, and what the dead one sent to the cont
 
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -64,6 +64,7 @@ class Broker:
         self.metadata: list[tuple[PartitionState, dict[int, Any]]] = []  # on its way
         self.answers: list[Any] = []  # of its Fetch: at most one
         self.waits: list[tuple[int, int, int]] = []  # (number, end offset, term)
+        self.told: list[Callable[[], None]] = []  # the controller's answers on their way
         self.life = 0  # of the process that owns the log
         self.table = WatermarkTable(1 << 10, shared=True)
         self.start()
@@ -100,6 +101,7 @@ class Broker:
         known = self.known
         self.open(left=self.row)
         self.answers.clear()
+        self.told.clear()
         if known is not None:
             self.replicas.inherits = True
             self.metadata.insert(0, known)
@@ -208,7 +210,9 @@ class World:
         if self.chance.random() < 0.2:
             code, state = errors.NETWORK_EXCEPTION, state  # committed, and the answer lost
         answer = Answer(state.leader, state.leader_epoch, state.isr, state.partition_epoch)
-        if life == sender.life:
+        if life == sender.life and self.chance.random() < 0.3:  # the metadata may come first
+            sender.told.append(lambda: done(code, None if code else answer))
+        elif life == sender.life:
             done(code, None if code else answer)
 
     # -- one thing at random ---------------------------------------------------------------------------------
@@ -227,7 +231,9 @@ class World:
             if broker.up and broker.metadata:
                 broker.learn()
         elif chance < 0.90:
-            if self.proposals:
+            if broker.told:
+                broker.told.pop(0)()
+            elif self.proposals:
                 self.judge()
         elif chance < 0.93:
             if broker.leads:
@@ -258,6 +264,7 @@ class World:
         broker.log.close(clean=False)
         broker.metadata.clear()
         broker.answers.clear()
+        broker.told.clear()
         broker.waits.clear()
         self.proposals = [each for each in self.proposals if each[0] is not broker]
         self.fence(broker.me)
@@ -373,6 +380,8 @@ class World:
             for broker in self.brokers.values():
                 while broker.metadata:
                     broker.learn()
+                while broker.told:
+                    broker.told.pop(0)()
             for broker in self.brokers.values():
                 self.fetch(broker)
                 self.take_answer(broker)

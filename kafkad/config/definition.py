@@ -8,6 +8,7 @@ Caveats: A default is a value instead of text, and is not validated, because som
 outside of their own range. Default lists are shared; `Key.default_value()` returns a copy.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
@@ -52,9 +53,10 @@ HIDDEN: Final = "[hidden]"  # stands for a password in messages
 BITS: Final = {SHORT: 16, INT: 32, LONG: 64}
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,100}")  # Python does not convert 4,301 digits
-_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[dDfF]?")
+# Possessive quantifiers: a client's text of 32,767 digits takes no quadratic time.
+_DECIMAL = re.compile(r"[+-]?([0-9]++\.?[0-9]*+|\.[0-9]++)([eE][+-]?[0-9]++)?[dDfF]?")
 _TRIMMED: Final = "".join(map(chr, range(0x21)))
-_COMMA = re.compile(r"\s*,\s*")
+_BLANKS: Final = " \t\n\v\f\r"  # Java's \s, which entries of a list may have around them
 
 
 class ConfigError(ValueError):
@@ -246,7 +248,7 @@ class Key:
                 raise self.error(text, "Expected value to be either true or false")
             return lower == "true"
         if kind is LIST:
-            entries = _COMMA.split(text) if text else []
+            entries = [entry.strip(_BLANKS) for entry in text.split(",")] if text else []
             return list(dict.fromkeys(entries)) if self.valid.distinct else entries
         if kind is DOUBLE:
             if _DECIMAL.fullmatch(text):
@@ -283,6 +285,8 @@ def to_string(value: Value) -> str | None:
 def _java_double(number: float) -> str:
     """Format a number like Java's Double.toString: with a decimal point, and with E below 1e-3 and from 1e7
     on."""
+    if math.isinf(number):  # "1e999" is one
+        return "Infinity" if number > 0 else "-Infinity"
     if number == 0 or 1e-3 <= abs(number) < 1e7:
         return repr(number)
     digits, _, exponent = f"{number:.16e}".partition("e")

@@ -1,6 +1,8 @@
 """The tables of keys against the facts of Kafka 4.3.1, and the rules of values."""
 
+import contextlib
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,7 @@ FACTS = [line.split("\t") for line in (ROOT / "tests/unit/kafka_config_facts.tsv
 # Kafka insists on these; here they have a default.
 REQUIRED = {"controller.listener.names": "", "node.id": "1", "process.roles": "broker,controller"}
 
+LONGEST = 32_767  # characters of a string in a request
 
 OURS = {"broker": ["kafkad.failover.on.refused", "kafkad.preferred.leader.delay.ms"]}
 
@@ -93,6 +96,10 @@ def test_the_documentation_is_what_the_tables_say(monkeypatch: pytest.MonkeyPatc
         (LIST, "", []),
         (LIST, " a , b,c ", ["a", "b", "c"]),
         (LIST, "a,,b", ["a", "", "b"]),
+        (LIST, "a \t\n\v\f\r, \r\f\v\n\t b , ,", ["a", "b", "", ""]),
+        (LIST, "a\xa0,\x1fb\u3000,\x85c", ["a\xa0", "\x1fb\u3000", "\x85c"]),  # no blanks to Java's \\s
+        (DOUBLE, "1.", 1.0),
+        (DOUBLE, "1.5E-2f", 0.015),
     ],
 )
 def test_values_are_parsed_as_java_does(type: str, text: str, value: object) -> None:
@@ -115,11 +122,32 @@ def test_values_are_parsed_as_java_does(type: str, text: str, value: object) -> 
         (LONG, "1L"),
         (DOUBLE, "half"),
         (DOUBLE, "1_0.5"),
+        (DOUBLE, "."),
+        (DOUBLE, "1.2.3"),
+        (DOUBLE, "1e"),
     ],
 )
 def test_what_is_not_of_the_type_is_refused(type: str, text: str) -> None:
     with pytest.raises(ConfigError, match=r"Invalid value .* for configuration k: "):
         Key("k", type, None, ANY, MEDIUM).parse(text)
+
+
+@pytest.mark.parametrize(
+    ("type", "text"),
+    [
+        (DOUBLE, "1" * LONGEST + "x"),
+        (DOUBLE, "1." + "1" * LONGEST + "x"),
+        (DOUBLE, "1e" + "1" * LONGEST + "x"),
+        (LIST, "a" + " " * LONGEST + "b"),
+        (LIST, " ," * (LONGEST // 2)),
+    ],
+)
+def test_no_text_of_a_client_takes_long(type: str, text: str) -> None:
+    """It did: 40 s for a number of 32,767 digits, in the event loop."""
+    begin = time.process_time()
+    with contextlib.suppress(ConfigError):
+        Key("k", type, None, ANY, MEDIUM).parse(text)
+    assert time.process_time() - begin < 1
 
 
 def test_a_password_is_never_told() -> None:
@@ -140,6 +168,8 @@ def test_a_password_is_never_told() -> None:
         (10000000.0, "1.0E7"),
         (0.0001, "1.0E-4"),
         (1.7976931348623157e308, "1.7976931348623157E308"),
+        (float("1e999"), "Infinity"),
+        (float("-1e999"), "-Infinity"),
     ],
 )
 def test_values_are_written_as_java_does(value: object, text: str | None) -> None:

@@ -23,9 +23,12 @@ from kafkad.security.certificates import first_element, issuer_of, subject_of
 
 TYPES: Final = ("PEM", "PKCS12", "JKS")
 # A block of PEM. As in Kafka, it may be on one line (a value of the properties that is continued by `\`), and
-# lines with a colon may come before the base64 (PemParser).
+# lines with a colon may come before the base64 (PemParser). The search goes back only over whole headers: the
+# text may be a client's (IncrementalAlterConfigs), and none may take exponential time.
 _BLOCK: Final = re.compile(
-    r"-+BEGIN +([A-Z0-9 ]+?) *-+\s+((?:[^\r\n:]*:[^\r\n]*[\r\n]+\s*)*)([A-Za-z0-9+/=\s]*?)-+END +[^-]+-+",
+    r"(?<!-)-+BEGIN ([A-Z0-9 ]++)-+\s++"
+    r"((?:(?>[^\r\n:]*+:[^\r\n]*+[\r\n]++\s*+))*)"
+    r"([A-Za-z0-9+/=\s]*+)-+END [^-]++-+",
     re.ASCII,
 )
 CERTIFICATES: Final = ("CERTIFICATE", "X509 CERTIFICATE", "TRUSTED CERTIFICATE")
@@ -82,11 +85,10 @@ def chain_of(text: str) -> list[bytes]:
 
 def key_of(text: str, password: str | None) -> bytes:
     """Raises WrongStore."""
-    found = [block for block in _blocks(text) if block[0].split()[-2:] == KEY.split()]
+    found = [block for block in _blocks(text) if block[0].split(" ")[-2:] == KEY.split(" ")]
     if len(found) != 1:
         raise WrongStore(f"it has {len(found)} PEM private keys; exactly one is wanted")
     label, _, body = found[0]
-    label = " ".join(label.split())
     if label not in PKCS8:
         raise WrongStore(f"its private key is a {label}, and PKCS#8 is wanted: openssl pkcs8 -topk8 -nocrypt")
     if label == "ENCRYPTED PRIVATE KEY" and not password:
@@ -107,12 +109,20 @@ def key_of(text: str, password: str | None) -> bytes:
 def pem_in_lines(text: str) -> str:
     """Return PEM text with each block in lines of its own, as OpenSSL needs it. A key that is encrypted by
     its headers (`Proc-Type`) stays as it is."""
-    return _BLOCK.sub(lambda block: block[0] if block[2] else f"\n{_in_lines(block[1], block[3])}", text)
+
+    def in_lines(block: re.Match[str]) -> str:
+        return block[0] if block[2] else f"\n{_in_lines(_label(block[1]), block[3])}"
+
+    return _BLOCK.sub(in_lines, text)
 
 
 def _blocks(text: str) -> list[tuple[str, str, str]]:
     """Return (label, headers, base64) of each block."""
-    return _BLOCK.findall(text)
+    return [(_label(label), headers, body) for label, headers, body in _BLOCK.findall(text)]
+
+
+def _label(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _in_lines(label: str, body: str) -> str:

@@ -7,7 +7,7 @@ AbstractKafkaConfig.validate."""
 import re
 from typing import Final, NamedTuple
 
-from kafkad.config.definition import ConfigError
+from kafkad.config.definition import ConfigError, trimmed
 
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _ENDPOINT = re.compile(r"(.*)://\[?([0-9a-zA-Z\-%._:]*)\]?:([0-9]+)")
@@ -26,7 +26,7 @@ class Endpoint(NamedTuple):
 
 def listener_name(text: str) -> str:
     """Return the name of `NAME://host:port`, or the text itself."""
-    return text.partition("://")[0].strip().upper()
+    return trimmed(text.partition("://")[0]).upper()
 
 
 def parse_endpoints(key: str, texts: list[str], protocols: dict[str, str]) -> list[Endpoint]:
@@ -72,8 +72,8 @@ def _family(host: str) -> int:
 def parse_protocol_map(key: str, text: str) -> dict[str, str]:
     """Parse `NAME:PROTOCOL,...`. Raise ConfigError."""
     protocols = {}
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        name, colon, protocol = (part.strip() for part in entry.rpartition(":"))
+    for entry in filter(None, map(trimmed, text.split(","))):
+        name, colon, protocol = map(trimmed, entry.rpartition(":"))
         if not colon or not name or protocol.upper() not in PROTOCOLS:
             allowed = ", ".join(PROTOCOLS)
             raise _wrong(key, text, f"Entries must be NAME:PROTOCOL, where PROTOCOL is one of: {allowed}")
@@ -84,8 +84,8 @@ def parse_protocol_map(key: str, text: str) -> dict[str, str]:
 def parse_host_limits(key: str, text: str) -> dict[str, int]:
     """Parse `host:count,...` (max.connections.per.ip.overrides). Raise ConfigError."""
     limits = {}
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        host, colon, count = (part.strip() for part in entry.rpartition(":"))
+    for entry in filter(None, map(trimmed, text.split(","))):
+        host, colon, count = map(trimmed, entry.rpartition(":"))
         is_count = re.fullmatch("[0-9]{1,10}", count)
         if not colon or not re.fullmatch(r"[0-9a-zA-Z\-%._:]+", host) or not is_count:
             raise _wrong(key, text, "Entries must be host:count")

@@ -12,7 +12,7 @@ from typing import Final
 
 from kafkad.config.broker import BrokerConfig, base_key
 from kafkad.config.broker_keys import BROKER_KEYS, BROKER_QUOTA_KEYS, RETIRED_KEYS
-from kafkad.config.definition import HIDDEN, ConfigError, Key
+from kafkad.config.definition import HIDDEN, ConfigError, Key, trimmed
 from kafkad.config.effects import (
     ACTED,
     OAUTH_HANDLER,
@@ -139,7 +139,7 @@ def _asks_for_more(name: str, text: str, what: Treatment, keys: Mapping[str, Key
     """Return whether a value is neither the default nor one of the allowed values."""
     key = _row(name, keys)
     if key is None:
-        return text.strip() not in ("", *what.allowed)
+        return trimmed(text) not in ("", *what.allowed)
     value = key.parse(text)
     if value == key.default or (value == "" and key.default is None):
         return False

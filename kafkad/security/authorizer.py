@@ -255,7 +255,7 @@ class Settings(NamedTuple):
 
 def authorizer_settings(config: Any) -> Settings | None:
     """Return the settings of a BrokerConfig's authorizer; None if it has none. Raises ConfigError."""
-    if not config.given.get(AUTHORIZER, "").strip():
+    if not trimmed(config.given.get(AUTHORIZER, "")):
         return None
     users = config.given.get(SUPER_USERS, "")
     try:

@@ -27,6 +27,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 from urllib.parse import quote_plus, unquote, urlsplit
 
+from kafkad.config.definition import trimmed
 from kafkad.net.https import Failed, ask
 from kafkad.security import jaas
 from kafkad.security.client_tls import tls_context
@@ -246,8 +247,8 @@ def _one(options: Mapping[str, Any], login: Mapping[str, str], names: tuple[str,
     """A client's option, or the login module's, which is the last name."""
     for name in names[:-1]:
         if options.get(name) is not None:
-            return str(options[name]).strip()
-    return login.get(names[-1], "").strip()
+            return trimmed(str(options[name]))
+    return trimmed(login.get(names[-1], ""))
 
 
 def _milliseconds(options: Mapping[str, Any], name: str, default: int) -> int:
@@ -264,8 +265,8 @@ def _token_in(url: str, body: bytes) -> str:
         raise NoToken(f"{url} answers without JSON") from None
     for name in ("access_token", "id_token"):
         token = found.get(name) if isinstance(found, dict) else None
-        if isinstance(token, str) and token.strip():
-            return token.strip()
+        if isinstance(token, str) and trimmed(token):
+            return trimmed(token)
     raise NoToken(f"{url} answers without an access_token")
 
 
@@ -308,8 +309,8 @@ def _unsecured(login: Mapping[str, str]) -> Callable[[], str]:
         if claim in ("iat", "exp"):
             raise ValueError(f"{UNSECURED}{name}: the claim {claim} cannot be set")
         claims[claim] = _claim(kind, f"{UNSECURED}{name}", text)
-    principal = own.get("PrincipalClaimName", "").strip() or "sub"
-    if not str(claims.get(principal, "")).strip():
+    principal = trimmed(own.get("PrincipalClaimName", "")) or "sub"
+    if not trimmed(str(claims.get(principal, ""))):
         raise ValueError(
             f"OAUTHBEARER needs {URL}, or in sasl.jaas.config {UNSECURED}StringClaim_{principal}, the name of"
             " the user in a token that nobody signs"

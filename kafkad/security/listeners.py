@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from kafkad.config.broker_keys import BROKER_KEYS
-from kafkad.config.definition import ConfigError
+from kafkad.config.definition import ConfigError, trimmed
 from kafkad.security import jaas, kerberos, oauthbearer
 from kafkad.security.kerberos import GSSAPI
 from kafkad.security.mechanisms import MECHANISMS, PLAIN_MODULE, SCRAM_MODULE
@@ -174,32 +174,32 @@ def takes_unsecured_tokens(config: Any, endpoint: Any) -> bool:
     if OAUTHBEARER not in config.for_listener(endpoint.listener, ENABLED):
         return False
     prefix = f"listener.name.{endpoint.listener.lower()}.{OAUTHBEARER.lower()}."
-    return config.given.get(prefix + HANDLER, "").strip() in ("", UNSECURED)
+    return trimmed(config.given.get(prefix + HANDLER, "")) in ("", UNSECURED)
 
 
 def _tokens(config: Any, listener: str, options: Mapping[str, str]) -> SignedTokens | Unsecured:
     """Raises ConfigError."""
     prefix = f"listener.name.{listener.lower()}.{OAUTHBEARER.lower()}."
-    handler = config.given.get(prefix + HANDLER, "").strip() or UNSECURED
+    handler = trimmed(config.given.get(prefix + HANDLER, "")) or UNSECURED
     url = _own(config, listener, JWKS_URL) or ""
     if handler not in (*SIGNED, UNSECURED):
         reason = f"kafkad cannot load Java classes; it has {SIGNED[0]} and {UNSECURED}"
         raise _wrong(handler, prefix + HANDLER, reason)
     if handler == UNSECURED:
-        if url.strip():
+        if trimmed(url):
             reason = f"no token would be checked by it; set {prefix}{HANDLER}={SIGNED[0]}"
             raise _wrong(url, JWKS_URL, reason)
         try:
             return Unsecured(options)
         except ValueError as trouble:
             raise _wrong("[hidden]", prefix + JAAS, str(trouble)) from None
-    if not url.strip():
+    if not trimmed(url):
         raise ConfigError(f"Missing configuration {JWKS_URL}: {prefix}{HANDLER} checks tokens by its keys")
     if find_spec("cryptography") is None:
         reason = "it needs the package cryptography: pip install 'kafkad[oauth]'"
         raise _wrong(handler, prefix + HANDLER, reason)
     tls = {name: text for name, text in options.items() if name.startswith("ssl.")}
-    return SignedTokens(_source(config, listener, url.strip(), TlsOptions(tls), prefix + JAAS),
+    return SignedTokens(_source(config, listener, trimmed(url), TlsOptions(tls), prefix + JAAS),
                         _expectations(config, listener))  # fmt: skip
 
 
@@ -226,14 +226,14 @@ def _expectations(config: Any, listener: str) -> Expectations:
     issuer = _own(config, listener, ISSUER)
     scope, name = (_own(config, listener, key) for key in (SCOPE_CLAIM, NAME_CLAIM))
     for key, value in ((SCOPE_CLAIM, scope), (NAME_CLAIM, name)):
-        if not value or not value.strip():
+        if not value or not trimmed(value):
             raise _wrong(str(value), key, "it names no claim")
     return Expectations(
         audiences=tuple(_own(config, listener, AUDIENCE)),
-        issuer=issuer.strip() if issuer and issuer.strip() else None,
+        issuer=trimmed(issuer or "") or None,
         skew_seconds=_own(config, listener, SKEW),
-        scope_claim=scope.strip(),
-        name_claim=name.strip(),
+        scope_claim=trimmed(scope),
+        name_claim=trimmed(name),
     )
 
 

@@ -317,6 +317,12 @@ WRONG = [
         "Entries must be NAME:PROTOCOL, where PROTOCOL is one of: PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL",
     ),
     (
+        {"listener.security.protocol.map": "A:SSL\xa0"},
+        "A:SSL\xa0",
+        "listener.security.protocol.map",
+        "Entries must be NAME:PROTOCOL, where PROTOCOL is one of: PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL",
+    ),
+    (
         {"inter.broker.listener.name": "B"},
         "B",
         "inter.broker.listener.name",
@@ -391,6 +397,12 @@ WRONG = [
         "Entries must be host:count",
     ),
     (
+        {"max.connections.per.ip.overrides": "h\xa0:1"},
+        "h\xa0:1",
+        "max.connections.per.ip.overrides",
+        "Entries must be host:count",
+    ),
+    (
         {"group.coordinator.rebalance.protocols": "consumer"},
         "consumer",
         "group.coordinator.rebalance.protocols",
@@ -418,6 +430,13 @@ def test_a_file_that_cannot_be_read_gets_one_sentence(tmp_path: Path) -> None:
 def test_unlimited_bounds_nothing() -> None:
     config = load(connections_max_idle_ms="-1", queued_max_request_bytes="-1")
     assert config.connections_max_idle_ms == -1
+
+
+def test_names_of_listeners_are_trimmed_as_by_java() -> None:
+    """Otherwise the second entry would be about A."""
+    protocols = "PLAINTEXT:PLAINTEXT,\0A\x1f :SSL ,A\xa0:PLAINTEXT"
+    given = {"listeners": "A://:1,PLAINTEXT://:2", "listener.security.protocol.map": protocols}
+    assert BrokerConfig.load(overrides=given).endpoints[0].protocol == "SSL"
 
 
 def test_host_limits_are_read() -> None:

@@ -367,6 +367,14 @@ def test_signed_tokens_by_the_keys_of_kafka():
     assert isinstance(tokens_of(), Unsecured)
 
 
+def test_an_issuer_keeps_what_java_does_not_trim():
+    """An issuer of U+00A0 alone turned the check off."""
+    given = {HANDLER: SIGNED, URL: "https://a.test/keys"}
+    for issuer, expected in (("\xa0", "\xa0"), (" i\xa0", "i\xa0"), (" ", None)):
+        found = tokens_of(**given, **{"sasl.oauthbearer.expected.issuer": issuer})
+        assert found.expected.issuer == expected
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -377,6 +385,7 @@ def test_signed_tokens_by_the_keys_of_kafka():
         ({HANDLER: SIGNED, URL: "https://a:hush@a.test"}, "[hidden]"),
         ({HANDLER: SIGNED, URL: "https://a.test:x/"}, f"for configuration {URL}"),
         ({HANDLER: "x.Y"}, "cannot load Java classes"),
+        ({HANDLER: "\xa0"}, "cannot load Java classes"),
         ({f"{PREFIX}sasl.jaas.config": "x.Y required;"}, "the login module is x.Y"),
         (
             {f"{PREFIX}sasl.jaas.config": f"{MODULE} required unsecuredValidatorAllowableClockSkewMs=x;"},

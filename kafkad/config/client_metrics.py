@@ -77,6 +77,6 @@ def validate_client_metrics_configs(overrides: Mapping[str, str]) -> None:
 def _is_regular(expression: str) -> bool:
     try:
         re.compile(expression)
-    except re.error:
+    except (re.error, OverflowError, RecursionError, ValueError):  # the last is a number of 4,301 digits
         return False
     return True

@@ -212,6 +212,9 @@ def test_where_a_share_group_may_not_start(start: str) -> None:
         ({"interval.ms": "often"}, INVALID_CONFIG),
         ({"match": "client_id"}, INVALID_CONFIG),
         ({"match": "client_id=["}, INVALID_CONFIG),
+        ({"match": f"client_id={'(' * 9_000}{')' * 9_000}"}, INVALID_CONFIG),
+        ({"match": f"client_id=a{{{'9' * 20}}}"}, INVALID_CONFIG),
+        ({"match": f"client_id=a{{{'9' * 4_301}}}"}, INVALID_CONFIG),
         ({"match": "color=red"}, INVALID_CONFIG),
     ],
 )

@@ -71,7 +71,10 @@ def _trusting(options: Mapping[str, Any]) -> ssl.SSLContext:
     path = options.get("ssl.ca.location")
     text = options.get(f"{TRUST}.certificates")
     if path is not None or text is not None:
-        return ssl.create_default_context(cafile=path, cadata=None if text is None else _in_lines(text))
+        from kafkad.security.stores import certificates_of
+
+        found = [] if text is None else certificates_of(text)
+        return ssl.create_default_context(cafile=path, cadata=b"".join(dict.fromkeys(found)) or None)
     kind, path = _store(TRUST, options)
     if path is None or kind == "PEM":
         return ssl.create_default_context(cafile=path)

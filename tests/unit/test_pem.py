@@ -4,7 +4,9 @@ import time
 
 import pytest
 
+from kafkad.security.client_tls import tls_context
 from kafkad.security.stores import WrongStore, certificates_of, key_of, pem_in_lines
+from tests.certificates import openssl
 
 LONGEST = 32_767  # characters of a value in a request
 BEGIN, END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
@@ -23,6 +25,19 @@ BEGIN, END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 )
 def test_a_certificate_is_found(text):
     assert certificates_of(text) == certificates_of(pem_in_lines(text)) == [b"123"]
+
+
+def test_authorities_may_have_comments_in_any_language(tmp_path):
+    """It was a TypeError. Python's ssl takes ASCII only."""
+    openssl(
+        tmp_path, "req", "-newkey", "rsa:2048", "-nodes", "-x509", "-subj", "/CN=ca", "-keyout", "ca.key",
+        "-out", "ca.pem",
+    )  # fmt: skip
+    text = "# Főtanúsítvány\n" + (tmp_path / "ca.pem").read_text()
+    assert len(tls_context({"ssl.truststore.certificates": text}).get_ca_certs()) == 1
+    for text in ("é", "", f"{BEGIN}\nMTIz\n{END}"):
+        with pytest.raises(ValueError, match=r"^the certificates of the authorities cannot be read: "):
+            tls_context({"ssl.truststore.certificates": text})
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any, Final
 from kafkad.config.broker import BrokerConfig
 from kafkad.config.broker_keys import BROKER_KEYS
 from kafkad.config.definition import LIST, ConfigError, to_string
+from kafkad.config.dynamic import edited
 from kafkad.config.group import GROUP_KEYS, validate_group_configs
 from kafkad.config.served import warn_ignored
 from kafkad.config.topic import TOPIC_KEYS, validate_topic_configs
@@ -92,13 +93,7 @@ def _result(
         raise KafkaError(errors.INVALID_CONFIG, f"Can't {verb} to key {name} because its type is not LIST.")
     if before is None:
         before = to_string(key.default)  # not what the topic inherits: so does Kafka
-    parts = [part for part in (before or "").split(",") if part]
-    for part in (value or "").split(","):
-        if operation == SUBTRACT and part in parts:
-            parts.remove(part)
-        elif operation == APPEND and part not in parts:
-            parts.append(part)
-    return ",".join(parts)
+    return edited(before or "", operation, value or "")
 
 
 _KEYS: Final[dict[int, Mapping[str, Any]]] = {TOPIC: TOPIC_KEYS, BROKER: BROKER_KEYS, GROUP: GROUP_KEYS}

@@ -12,7 +12,7 @@ KEYWORDS: Final = {
 # Strings of DER that Java prints as text (AVA.isDerString): UTF8, Printable, T61, IA5, General and BMP. Java
 # reads the bytes of each as UTF-8, so a BMPString has a NUL in front of each letter.
 TEXTS: Final = (12, 19, 20, 22, 27, 30)
-BLANKS: Final = " \r"  # a backslash comes before each of these at the begin and at the end
+BLANKS: Final = " \r"  # a backslash comes before each of these at the beginning and at the end
 ALTERNATIVE_NAMES: Final = bytes.fromhex("55 1d 11")  # 2.5.29.17
 EXTENSIONS: Final = 0xA3
 UTC_TIME: Final = 23
@@ -46,7 +46,7 @@ def first_element(data: bytes) -> bytes:
 
 
 def validity_of(certificate: bytes) -> tuple[datetime, datetime]:
-    """Return when it begins and ends to be valid. Raises ValueError if it is not a certificate."""
+    """Return the first and the last moment of its validity. Raises ValueError if it is not a certificate."""
     times = [_time(tag, content) for tag, content in _elements(_fields(certificate)[3][1])]
     if len(times) != 2:
         raise ValueError("this is no certificate: its validity is not two times")

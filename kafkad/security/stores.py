@@ -6,8 +6,8 @@ certificate, then a SHA-1 of the password and all entries. A key is encrypted by
 hashes of the password (sun.security.provider.JavaKeyStore, KeyProtector). Without a password, certificates
 are read but the store is not verified, as in Java.
 
-Beware: of several keys in a JKS store, the one is used that Java's key manager finds first, and in a PKCS12
-store the first of the file.
+Beware: if a JKS store has several keys, the one that Java's key manager finds first is used; of a PKCS12
+store, the first key in the file.
 (DefaultSslEngineFactory, KIP-651.)"""
 
 import base64

@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 INPUT, OUTPUT = "flink-input", "flink-output"
 PARTITIONS = 2
 WAIT_S = 120
+TRANSACTION_MS = 2 * WAIT_S * 1000  # the job must be back before: a busy machine restarts it slowly
 OPENS = ("java.base/java.util", "java.base/java.lang", "java.base/java.net", "java.base/java.nio")
 
 
@@ -110,7 +111,7 @@ class Job:
             .setDeliveryGuarantee(flink.connector.base.DeliveryGuarantee.EXACTLY_ONCE)
             .setTransactionalIdPrefix("copy")
             .setTransactionNamingStrategy(getattr(kafka.sink.TransactionNamingStrategy, self.naming))
-            .setProperty("transaction.timeout.ms", "60000")
+            .setProperty("transaction.timeout.ms", str(TRANSACTION_MS))
             .build()
         )
         watermarks = flink.api.common.eventtime.WatermarkStrategy.noWatermarks()

@@ -443,6 +443,21 @@ def renewals(path: Path) -> set[int]:
     return found
 
 
+def odd_batches(path: Path) -> list[str]:
+    """Return a line for each batch of a replica that does not follow the one before it of its producer."""
+    found = []
+    following: dict[int, tuple[int, int]] = {}  # by producer id: epoch, sequence
+    for batch in raw_batches(path):
+        offset, leader_epoch = struct.unpack_from(">q4xi", batch)
+        producer_id, epoch, sequence, count = struct.unpack_from(">qhii", batch, PRODUCER_AT)
+        expected = following.get(producer_id, (0, 0))
+        if producer_id >= 0 and (epoch, sequence) != expected:
+            is_at = f"{offset} to {offset + count - 1}, of leader epoch {leader_epoch}"
+            found.append(f"{is_at}: producer {producer_id} has {epoch, sequence}, expected {expected}")
+        following[producer_id] = epoch, sequence + count
+    return found
+
+
 def epochs(path: Path, last_batch: int) -> list[tuple[int, int]]:
     """Return (epoch, start offset) of the leaders that have written something. Only the leader itself knows
     of an epoch in which nothing was written yet."""
@@ -600,7 +615,10 @@ class Story:
             found = last.found[index]
             wrong += self._replicas_of(self.topic, index)
             records = [found[offset] for offset in range(len(found))]
-            wrong += check_records(records, self.writers, index, self._renewed(index))
+            misplaced = check_records(records, self.writers, index, self._renewed(index))
+            if misplaced:
+                misplaced += odd_batches(self.cluster.nodes[1].data_dir / f"{self.topic}-{index}")
+            wrong += misplaced
             for reader in self.readers:
                 wrong += [
                     f"a reader of {index} has read {value[:40]!r} at {offset}, where {found.get(offset)!r} is"

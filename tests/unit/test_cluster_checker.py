@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.cluster_checker import check_records, renewals
+from tests.cluster_checker import check_records, odd_batches, renewals
 from tests.cluster_transactions import wrong_copies
 from tests.unit.log_world import batch
 
@@ -46,6 +46,24 @@ def test_renewals_are_where_the_epoch_of_a_producer_rises(tmp_path):
     )
     (tmp_path / "00000000000000000000.log").write_bytes(data)
     assert renewals(tmp_path) == {3, 6}
+
+
+def test_odd_batches_do_not_follow_those_before_them(tmp_path):
+    of = [(7, 0, 0, 2), (8, 3, 0, 1), (7, 0, 2, 1), (7, 0, 2, 1), (7, 1, 0, 1), (8, 3, 1, 1), (7, 1, 1, 1)]
+    data, offset = b"", 0
+    for producer_id, epoch, sequence, count in of:
+        data += batch(
+            count,
+            base_offset=offset,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+        )
+        offset += count
+    (tmp_path / "00000000000000000000.log").write_bytes(data)
+    odd = odd_batches(tmp_path)
+    assert [line.split(":")[0].split(",")[0] for line in odd] == ["2 to 2", "4 to 4", "5 to 5"]
+    assert odd[1].endswith("producer 7 has (0, 2), expected (0, 3)")
 
 
 def copies(*numbers):

@@ -204,13 +204,29 @@ def test_who_gives_up_waiting_leaves_the_others_their_answers():
 def test_the_controller_is_followed_where_it_moves():
     async def work():
         async with Node() as right, Node() as wrong:
-            leaders = [None, Leader(1, "127.0.0.1", 1), Leader(2, "127.0.0.1", wrong.port)]
-            leaders += [Leader(3, "127.0.0.1", right.port)]
+            refusing = Leader(1, "127.0.0.1", 1)
+            asked_before, refused = [], []
             wrong.answer = lambda *_: messages.BrokerHeartbeatResponse(error_code=errors.NOT_CONTROLLER)
-            told = iter(leaders)
-            channel = ControllerChannel(lambda: next(told, leaders[-1]), client_id="us", retry_backoff_ms=1)
+
+            async def connect(host, port, *others, **options):
+                try:
+                    return await Channel.connect(host, port, *others, **options)
+                except Unreachable:
+                    refused.append(port)
+                    raise
+
+            def leader():
+                """Another one when the last one was of no use. A request may ask for it many times."""
+                if wrong.asked:
+                    return Leader(3, "127.0.0.1", right.port)
+                if refused:
+                    return Leader(2, "127.0.0.1", wrong.port)
+                return refusing if asked_before else asked_before.append(True)
+
+            channel = ControllerChannel(leader, client_id="us", retry_backoff_ms=1, connect=connect)
             answer = await channel.ask(beat(), timeout_s=10)
             assert answer.error_code == 0 and len(wrong.asked) == 1 and len(right.asked) == 1
+            assert refused == [refusing.port]
             await channel.ask(beat(), timeout_s=10)
             assert right.connections == 1
             channel.close()

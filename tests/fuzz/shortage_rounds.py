@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from kafkad.log import flusher, shortages
-from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
+from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, NOT_LEADER_OR_FOLLOWER, KafkaError, Malformed
 from kafkad.protocol.records import Batch
 from tests.shortages import FILES, GROW, MAP, NAME, OPEN, WRITE, Shortages
 from tests.unit.log_world import LogWorld, batch, idempotent, topic_config
@@ -79,7 +79,7 @@ class Round:
             try:
                 log.append_client(data, self.clock_ms)
             except KafkaError as refused:
-                assert refused.code in (KAFKA_STORAGE_ERROR, 45, 46), refused
+                assert refused.code in (KAFKA_STORAGE_ERROR, NOT_LEADER_OR_FOLLOWER, 45, 46), refused
             assert log.end_offset == end, f"a retry of what is at {self.newest} was appended again: {log}"
 
     def settle(self) -> None:

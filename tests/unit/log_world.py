@@ -124,6 +124,7 @@ class LogWorld:
         )  # fmt: skip
         if lead:
             self.log.set_leader_epoch(self.epoch)
+            self.log.native.expect_order()
         return self.log
 
     def crash(self, **options: Any) -> Log:

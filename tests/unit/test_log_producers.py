@@ -6,7 +6,7 @@ from kafkad._native.log.producer_table import ProducerTable
 from kafkad.log.filenames import SNAPSHOT
 from kafkad.log.log import AppendResult
 from kafkad.log.producer_state import decode_snapshot, encode_snapshot, load_snapshot
-from kafkad.protocol.errors import KafkaError, Malformed
+from kafkad.protocol.errors import NOT_LEADER_OR_FOLLOWER, KafkaError, Malformed
 from kafkad.protocol.records import build_batch, end_marker
 from tests.unit.log_world import LogWorld, batch, idempotent, topic_config
 
@@ -52,6 +52,26 @@ def test_a_gap_is_refused(world):
     send(world, 0, 3)
     assert refusal(world, 4) == OUT_OF_ORDER
     assert send(world, 3).base_offset == 3
+
+
+def test_what_overtook_others_on_their_way_to_a_new_leader_is_to_come_again(world):
+    """They were refused before it led. librdkafka answers OUT_OF_ORDER_SEQUENCE_NUMBER with a new producer
+    epoch, under which it repeats what is in the log already."""
+    send(world, 0, 2)
+    send(world, 2, 2)
+    world.log.resign()
+    world.epoch = 1
+    world.log.set_leader_epoch(1)
+    assert refusal(world, 6) == NOT_LEADER_OR_FOLLOWER
+    assert send(world, 2, 2)[:2] == (2, 4)  # a retry
+    assert refusal(world, 0, epoch=-2) == OLD_EPOCH
+    assert send(world, 4, 2).base_offset == 4
+    assert send(world, 6).base_offset == 6
+    world.epoch = 2
+    world.log.set_leader_epoch(2)  # it leads already
+    assert refusal(world, 9) == NOT_LEADER_OR_FOLLOWER
+    world.log.native.expect_order()
+    assert refusal(world, 9) == OUT_OF_ORDER
 
 
 def test_an_old_epoch_is_refused(world):

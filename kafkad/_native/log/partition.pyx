@@ -8,7 +8,7 @@ reads through the lower layers, which partition_state.pyx lists.
 import os
 
 from libc.errno cimport ENOMEM
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport INT64_MIN, int32_t, int64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memmove, memset
 
@@ -17,7 +17,8 @@ from kafkad._native.log.group_commit cimport sync_give_up
 from kafkad._native.log.guards cimport guards_free
 from kafkad._native.log.batch_search cimport lookup_forget, lookup_free_places, lookup_free_ring, lookup_make_ring
 from kafkad._native.log.next_segment cimport NextSegment
-from kafkad._native.log.segments cimport UNKNOWN, LogFile, Segment, log_file_release, segment_close, segment_drop
+from kafkad._native.log.segments cimport (
+    UNKNOWN, LogFile, Segment, kafkad_monotonic_ms, log_file_release, segment_close, segment_drop)
 from kafkad._native.shared.watermarks cimport ROLE_FOLLOWER, ROLE_LEADER, ROLE_NONE, RowSlot, row_begin, row_end
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 from kafkad._native.wire.errors cimport KAFKA_STORAGE_ERROR, NOT_LEADER_OR_FOLLOWER
@@ -55,6 +56,8 @@ cdef class Partition(PartitionRuns):
         self.row_end()
         self.previous_epoch = previous_epoch
         self.flush_by_log = True                        # and records where the epoch begins
+        if not self.open:
+            self.opened_ms = kafkad_monotonic_ms() if self.row.log_end_offset > 0 else INT64_MIN
         self.open = self.failure == 0
         self.settle_durable()
         if led and higher:

@@ -8,7 +8,7 @@ import os
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.errno cimport EFBIG, EIO, EMFILE, ENFILE, ENOMEM, ENOSPC, EROFS
-from libc.stdint cimport INT32_MAX, INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t
 
 from kafkad._native.log.aborted cimport aborted_append, aborted_undo
 from kafkad._native.wire.batch cimport (
@@ -24,14 +24,15 @@ from kafkad._native.log.producer_table cimport (
     ASK_LOG, Producer, ProducerBatch, parse_marker, producer_check, producer_end, producer_find, producer_record,
     producer_reserve)
 from kafkad._native.log.segments cimport (
-    PATH_SIZE, Segment, log_file_written, segment_first_timestamp, segment_open_for_append, segment_path)
+    PATH_SIZE, Segment, kafkad_monotonic_ms, log_file_written, segment_first_timestamp, segment_open_for_append,
+    segment_path)
 from kafkad._native.log.transactions cimport (
     MARKER_SIZE, marker_check, marker_write, transactions_begin, transactions_end, transactions_reserve,
     transactions_stable_after)
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK, get_i16, get_i32, get_i64, put_i32, put_i64
 from kafkad._native.wire.errors cimport (
-    INVALID_REQUEST, INVALID_TXN_STATE, KAFKA_STORAGE_ERROR, NOT_ENOUGH_REPLICAS, RECORD_LIST_TOO_LARGE,
-    TRANSACTION_COORDINATOR_FENCED, UNKNOWN_SERVER_ERROR)
+    INVALID_REQUEST, INVALID_TXN_STATE, KAFKA_STORAGE_ERROR, NOT_ENOUGH_REPLICAS, NOT_LEADER_OR_FOLLOWER,
+    OUT_OF_ORDER_SEQUENCE_NUMBER, RECORD_LIST_TOO_LARGE, TRANSACTION_COORDINATOR_FENCED, UNKNOWN_SERVER_ERROR)
 from kafkad._native.wire.batch_layout cimport (
     ATTRIBUTES_AT, BASE_SEQUENCE_AT, LAST_OFFSET_DELTA_AT, LEADER_EPOCH_AT, LENGTH_AT, MAGIC_AT, MAX_TIMESTAMP_AT,
     PRODUCER_EPOCH_AT, PRODUCER_ID_AT)
@@ -48,6 +49,7 @@ cpdef enum:                         # state of a batch that was written ahead
 
 cdef enum:
     LARGE_BATCH = 2 * 1024 * 1024   # a larger batch is checked in a thread; see log/pending_append.py
+    NEW_LEADER_MS = 2000            # for so long, a batch may have overtaken others that came before this leader led
 
 cdef enum:                          # origins of a batch for append_checked
     CLIENT = 0
@@ -163,6 +165,10 @@ cdef class PartitionAppends(PartitionFlushes):
             self.insync_min = insync_min
             if self.replicas is not NULL:
                 self.count_isr(self.row.isr_count, self.row.isr_count_max)
+
+    def expect_order(self) -> None:
+        """Take a gap in a producer's sequence for one from now on, also if this leader is new. For tests."""
+        self.opened_ms = INT64_MIN
 
     cdef bint must_roll(self, Segment* segment, int64_t size, int64_t max_timestamp, int64_t last_offset,
                         int64_t now_ms) noexcept nogil:
@@ -282,6 +288,12 @@ cdef class PartitionAppends(PartitionFlushes):
             if code == ASK_LOG:
                 self.wants = WANTS_PRODUCERS
                 return NEED_PYTHON
+            if code == OUT_OF_ORDER_SEQUENCE_NUMBER and origin == CLIENT and (
+                    kafkad_monotonic_ms() - NEW_LEADER_MS < self.opened_ms):
+                # The batches before this one may have come a moment too early, and been refused. Now they come again
+                # in their order; the error code would make librdkafka repeat all, under a new producer epoch.
+                info.message = b"this leader is new: earlier batches of the producer have to come first"
+                return NOT_LEADER_OR_FOLLOWER
             if code != 0 and origin != REPLICA:
                 info.message = refusal_of_producer(code)
                 return code

@@ -3,7 +3,7 @@
 One writer (the owner worker), any number of readers. watermarks.pxd describes the row. The other workers hold a reader
 partition (partition_reader.pyx), whose `row` is its private copy of the shared row."""
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport int64_t, uint32_t
 
 from kafkad._native.log.segments cimport Segment
 from kafkad._native.shared.watermarks cimport Row, RowSlot
@@ -29,6 +29,7 @@ cdef class PartitionState:
     cdef readonly str topic
     cdef readonly int index
     cdef readonly bint open                 # led here and online; otherwise append and read return an error code
+    cdef int64_t opened_ms                  # when that began, if there was data already; monotonic
     # set by the reactor: called on every advance, whichever call caused it
     cdef AdvanceFunction advanced
     cdef void* advanced_context

@@ -19,7 +19,7 @@ Beware: a partition belongs to one thread, its owner's loop. Only a FileRef may 
 import os
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport INT64_MIN, int64_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, strdup
 
@@ -53,6 +53,7 @@ cdef class PartitionState:
         if self.directory == NULL:
             raise MemoryError()
         self.closed_code = NOT_LEADER_OR_FOLLOWER
+        self.opened_ms = INT64_MIN
         self.row_begin()
         self.row.partition = index
         if topic_id is not None:

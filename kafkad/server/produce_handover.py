@@ -14,7 +14,8 @@ partitions back to their preferred leaders, avoids that:
               CurrentLeader in any answer, and waits for its earlier requests before it asks the new leader
     end       AFTER_S after the last leader has moved, at most HOLD_S (HOLD_SOME_S) after the begin. Later
               Produces are answered NOT_LEADER_OR_FOLLOWER with the new leader: Java's producer follows only
-              that, at once
+              that, at once. What waits for a leader that has not moved is refused a little later, so until
+              then a later batch may overtake it (Partition.expect_stragglers)
 
 Some Produces are not held: of several partitions, below version 10, of a transaction below version 12,
 without acks, above 1 MiB, or to a partition without other replicas in sync (`hand_over` of
@@ -116,8 +117,11 @@ class ProduceHandover:
         for broker in self._image().brokers.values():
             if broker.broker_id != self._me and not broker.fenced:
                 self._start(self._meet(broker.broker_id))
+        led = [log for log in logs if log.native.role == LEADER]
+        for log in led:
+            log.native.expect_stragglers(int((self._ends_at - self._loop.time() + HOLD_S) * 1000))
         return await self._until(
-            [log for log in logs if log.native.role == LEADER],
+            led,
             lambda log: log.high_watermark >= log.end_offset or log.native.role != LEADER,
             self._loop.time() + DRAIN_S,
         )

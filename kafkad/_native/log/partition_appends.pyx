@@ -166,6 +166,11 @@ cdef class PartitionAppends(PartitionFlushes):
             if self.replicas is not NULL:
                 self.count_isr(self.row.isr_count, self.row.isr_count_max)
 
+    def expect_stragglers(self, int64_t ms) -> None:
+        """Some batches will be refused in the next `ms` although this broker leads: let those that overtake them come
+        again, as at the begin of a term."""
+        self.opened_ms = kafkad_monotonic_ms() + ms
+
     def expect_order(self) -> None:
         """Take a gap in a producer's sequence for one from now on, also if this leader is new. For tests."""
         self.opened_ms = INT64_MIN

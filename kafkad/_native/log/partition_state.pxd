@@ -29,7 +29,7 @@ cdef class PartitionState:
     cdef readonly str topic
     cdef readonly int index
     cdef readonly bint open                 # led here and online; otherwise append and read return an error code
-    cdef int64_t opened_ms                  # when that began, if there was data already; monotonic
+    cdef int64_t opened_ms                  # batches that came before may have been refused; monotonic
     # set by the reactor: called on every advance, whichever call caused it
     cdef AdvanceFunction advanced
     cdef void* advanced_context

@@ -13,7 +13,10 @@ signs for each log, which cost nothing because a start reads both anyway:
     no segment was written after the clean-shutdown file
     the log ends at the recovery point, which was checkpointed at the same stop
 
-A log without these signs is checked as after a kill."""
+A log without these signs is checked as after a kill.
+
+If the wall clock was set back while the broker ran, segments are from its future at the stop. The file then
+gets the time of the newest one, and the first sign is worth less until the clock has caught up."""
 
 import json
 import os
@@ -28,17 +31,20 @@ CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 class CleanMark(NamedTuple):
     there: bool
     broker_epoch: int  # -1 if there is none
-    written_ms: int  # by the clock of the file system
+    written_ms: int  # by the clock of the file system; never before a segment was written
 
 
 NO_MARK: Final = CleanMark(False, -1, -1)
 
 
-def write_mark(directory: str, broker_epoch: int) -> None:
+def write_mark(directory: str, broker_epoch: int, newest_ms: int = -1) -> None:
+    """`newest_ms`: when the newest segment was written."""
     path = os.path.join(directory, CLEAN_SHUTDOWN)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         os.write(fd, json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":")).encode())
+        if newest_ms > os.fstat(fd).st_mtime_ns // 1_000_000:
+            os.utime(fd, ns=(newest_ms * 1_000_000,) * 2)
         os.fsync(fd)
     finally:
         os.close(fd)

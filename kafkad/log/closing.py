@@ -15,12 +15,15 @@ has ended for STALLED_S, its logs and the remaining ones in this directory are g
 the next start, as after a kill."""
 
 import itertools
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkad.log.checkpoints import sync_directory
+from kafkad.log.filenames import LOG, segment_file
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 
 if TYPE_CHECKING:
@@ -59,6 +62,18 @@ def close_logs(logs: "Sequence[Log]", clean: bool) -> "Iterator[tuple[Log, Kafka
                 log.end_close(work, error)
             except KafkaError as trouble:
                 yield log, trouble
+
+
+def newest_write_ms(logs: "Sequence[Log]") -> int:
+    """Return when a segment of these logs was last written, by the clock of the file system; -1 if there is
+    none."""
+    newest_ms = -1
+    for log in logs:
+        for base, _ in log.segments:
+            with suppress(OSError):  # then the next start checks the log
+                written_ns = os.stat(segment_file(log.directory, base, LOG)).st_mtime_ns
+                newest_ms = max(newest_ms, written_ns // 1_000_000)
+    return newest_ms
 
 
 def _sync(

@@ -54,20 +54,21 @@ TRIES = 3  # of a write; the last one does its fsync under the locks
 RACY_NS = 50_000_000  # files written within one tick of the kernel's clock may look the same
 
 _WORD = struct.Struct("q")
-FAILED, NOT_CLEAN, PARTITIONS = 0, 1, 2  # a directory's words
+FAILED, NOT_CLEAN, PARTITIONS, NEWEST_MS = 0, 1, 2, 3  # a directory's words
+WORDS = 4
 
 
 class SharedFacts:
     """Memory that a supervisor shares with its workers, created before the fork:
 
     broker epoch i64 | metadata offset i64 | of each directory: failed i64, not closed cleanly i64,
-    partitions i64
+    partitions i64, when a segment was last written i64 (ms, known when the logs are closed)
 
     Worker 0 writes the first two. `failed` and `not closed` are only ever set, by any process, and may be
-    read late. The count changes under `alone`."""
+    read late. The other two change under `alone`."""
 
     def __init__(self, directories: int) -> None:
-        size = _WORD.size * (2 + 3 * directories)
+        size = _WORD.size * (2 + WORDS * directories)
         self._fd = os.memfd_create("kafkad-told", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, size)
         self._map = mmap.mmap(self._fd, size)
@@ -112,12 +113,15 @@ class SharedFacts:
     def add(self, directory: int, what: int, count: int) -> None:
         _WORD.pack_into(self._map, self._at(directory, what), self.count(directory, what) + count)
 
+    def raise_to(self, directory: int, what: int, value: int) -> None:
+        self.add(directory, what, max(0, value - self.count(directory, what)))
+
     def count(self, directory: int, what: int) -> int:
         count: int = _WORD.unpack_from(self._map, self._at(directory, what))[0]
         return count
 
     def _at(self, directory: int, what: int) -> int:
-        return _WORD.size * (2 + 3 * directory + what)
+        return _WORD.size * (2 + WORDS * directory + what)
 
 
 class Seen:

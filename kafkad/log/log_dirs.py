@@ -38,8 +38,17 @@ from kafkad.log.checkpoints import (
 )
 from kafkad.log.clean_marks import take_mark, write_mark
 from kafkad.log.cleaning_permits import Permits
-from kafkad.log.closing import close_logs
-from kafkad.log.directory import CHECKPOINTS, FAILED, NOT_CLEAN, PARTITIONS, Directory, Key, SharedFacts
+from kafkad.log.closing import close_logs, newest_write_ms
+from kafkad.log.directory import (
+    CHECKPOINTS,
+    FAILED,
+    NEWEST_MS,
+    NOT_CLEAN,
+    PARTITIONS,
+    Directory,
+    Key,
+    SharedFacts,
+)
 from kafkad.log.directory_lock import InUse, lock_directory
 from kafkad.log.filenames import (
     DELETE_DIR,
@@ -639,7 +648,11 @@ class LogDirs:
                 whole = False
             if whole and not directory.offline:
                 whole = self._checkpoints.write_now(directory)
-            if not whole:
+            if whole:
+                newest_ms = newest_write_ms(directory.logs())
+                with self._told.alone():
+                    self._told.raise_to(directory.number, NEWEST_MS, newest_ms)
+            else:
                 self._told.set(directory.number, NOT_CLEAN)
         if not self.shared:
             self.finish(clean)
@@ -661,7 +674,7 @@ class LogDirs:
             if self._told.is_set(directory.number, FAILED) or self._told.is_set(directory.number, NOT_CLEAN):
                 continue
             try:
-                write_mark(directory.path, self.broker_epoch)
+                write_mark(directory.path, self.broker_epoch, self._told.count(directory.number, NEWEST_MS))
             except OSError as e:
                 logger.error("%s was not closed cleanly: %s", directory.path, e)
         self._unlock()

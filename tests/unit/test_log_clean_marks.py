@@ -84,6 +84,20 @@ def test_a_mark_that_a_backup_brings_back_is_not_believed(tmp_path, caplog):
     assert CHECKED in caplog.text
 
 
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_clean_stop_after_the_clock_was_set_back_is_believed(tmp_path, caplog, is_clean):
+    """A segment was written an hour in the future: each start of that hour checked its log. Without a mark it
+    is checked, whatever its time says."""
+    world = filled(tmp_path)
+    ahead = time.time() + 3_600
+    os.utime(segment(world), (ahead, ahead))
+    world.restart()
+    assert world.dirs.get("t", 0).scanned_bytes == 0
+    world.restart(clean=is_clean)
+    assert (world.dirs.get("t", 0).scanned_bytes == 0) is is_clean
+    assert CHECKED not in caplog.text
+
+
 @pytest.mark.parametrize("kept", [6, 12])
 def test_a_log_that_was_restored_beside_a_true_mark_is_not_believed(tmp_path, caplog, kept):
     """One partition was put back from a copy of another day, times and all; its end is not the one that the

@@ -110,6 +110,6 @@ def _alter(services: Services, name: str, index: int, path: str) -> None:
         if partitions.owner_of(name, index) in (None, services.me):
             log_dirs.moves.prefer(name, index, path)
         raise KafkaError(errors.REPLICA_NOT_AVAILABLE, "the replica is not here (yet)") from None
-    if log.closed:
+    if log.ended:  # one that is halted moves when it serves again
         raise KafkaError(errors.KAFKA_STORAGE_ERROR, f"{log.directory} is offline")
     log_dirs.moves.begin(log, directory)

@@ -2,13 +2,18 @@
 
 import errno
 import os
+from types import SimpleNamespace
 
 import pytest
+from steps import finish
 
+from kafkad.api.log_dirs import alter_replica_log_dirs
 from kafkad.log import truncation
 from kafkad.log.checkpoints import CLEANER_OFFSETS, HIGH_WATERMARKS, LOG_START_OFFSETS, read_offsets
 from kafkad.log.moves import Stage
-from kafkad.protocol.errors import KafkaError
+from kafkad.metadata.features import DIRECTORY_ASSIGNMENT
+from kafkad.protocol import messages
+from kafkad.protocol.errors import NONE, KafkaError
 from kafkad.protocol.records import read_batches
 from tests.unit.log_world import batch, topic_config
 from tests.unit.test_log_dirs import DirsWorld
@@ -57,6 +62,20 @@ class World(DirsWorld):
             if self.dirs.moves.of("t", 0) is None:
                 return
         raise AssertionError("the move does not end")
+
+    def alter(self, path: str) -> int:
+        """Return the error code of AlterReplicaLogDirs."""
+        dirs = messages.AlterReplicaLogDirsRequest.Dirs
+        request = messages.AlterReplicaLogDirsRequest(
+            dirs=[dirs(path=path, topics=[dirs.Topics(name="t", partitions=[0])])]
+        )
+        services = SimpleNamespace(
+            log_dirs=self.dirs,
+            partitions=SimpleNamespace(get=self.dirs.get, owner_of=lambda topic, index: 0),
+            metadata=SimpleNamespace(image=SimpleNamespace(metadata_version=DIRECTORY_ASSIGNMENT)),
+            me=0,
+        )
+        return finish(alter_replica_log_dirs(services, None, request)).results[0].partitions[0].error_code
 
     def bases(self) -> list[int]:
         """The base offset of each batch from the log's start, read from its files."""
@@ -130,6 +149,10 @@ def test_a_move_goes_on_when_its_log_serves_again(world, monkeypatch, another_fa
     world.dirs.moves.begin(other, places[places[0] is world.dirs.directory_of("u", 0)])
     world.some()
     assert world.log.halted and world.dirs.moves.of("t", 0).stage is Stage.COPYING
+    assert world.alter(world.source.path) == NONE  # cancelled, and begun anew: "is offline" was the answer
+    assert world.dirs.moves.of("t", 0) is None
+    assert world.alter(world.target.path) == NONE
+    world.some()
     assert world.dirs.moves.of("u", 0).stage is Stage.TELLING  # moves of others may make room
     world.dirs.delete("u", 0)
     if another_fails:

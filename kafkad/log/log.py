@@ -717,6 +717,8 @@ class Log:
         return KafkaError(code, str(error))
 
     def _halt(self, what: str, error: OSError, again: Callable[[], None]) -> None:
+        if self.on_short is not None:
+            self.on_short(self, error)
         if self.halted:
             report(self.directory, what, error)
         else:

@@ -5,7 +5,8 @@ usually have room, but only the broker itself knows that its disk is full: heart
 no controller would elect another leader. Kafka takes the log directory offline at the first failed write.
 kafkad waits for some seconds, and does it only if it helps:
 
-    a request to the partition was refused, nothing has been appended since, and the disk is still full
+    a request to the partition was refused, nothing has been appended since, and the disk is still full; or
+    the log serves nothing until a truncation finds room (Log.halted)
     the partition is led here, and the ISR without this broker still has min.insync.replicas members, so that
     they can be written
 
@@ -60,7 +61,8 @@ class FullDisks:
     def tick(self) -> Iterator[Log]:
         """Yield each log whose directory should go offline."""
         for log, (first_ms, end) in list(self._refused.items()):
-            if log.closed or log.end_offset != end or not self._is_full(os.path.dirname(log.directory)):
+            is_full = log.halted or self._is_full(os.path.dirname(log.directory))
+            if log.ended or log.end_offset != end or not is_full:
                 del self._refused[log]
                 continue
             wait_ms = self._wait_ms(log)

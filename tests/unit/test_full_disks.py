@@ -36,7 +36,7 @@ class World:
 
 class FakeLog:
     topic, partition, directory = "t", 0, "/data/t-0"
-    closed, end_offset = False, 7
+    ended, halted, end_offset = False, False, 7
 
     def __init__(self, config):
         self.config = config
@@ -95,6 +95,20 @@ def test_a_quota_that_the_file_system_does_not_show(monkeypatch):
         world.disks.refused(world.log, OSError(errno.EDQUOT, "quota"))
         world.now += 1_000
     assert world.after(0) == [world.log]
+
+
+def test_a_leader_goes_whose_truncation_waits_for_room(monkeypatch):
+    """Its tries are further apart, and may need more room than the file system has."""
+    world = World(monkeypatch)
+    world.free = 100 * ROOM_BYTES
+    world.log.halted = True
+    world.disks.refused(world.log, FULL)
+    assert world.after(WAIT_MS - 1) == []
+    assert world.after(1) == [world.log]
+
+    world.disks.refused(world.log, FULL)
+    world.log.halted = False  # it serves again
+    assert world.after(WAIT_MS) == []
 
 
 def test_other_shortages_do_not_count(monkeypatch):

@@ -357,8 +357,11 @@ def test_an_abort_that_finds_no_room_is_refused_whole(tmp_path, room):
 
 @pytest.mark.parametrize("fully", [False, True])
 def test_a_truncation_that_fails_half_way_stops_the_log_until_there_is_room(tmp_path, monkeypatch, fully):
-    """REVIEW D11: the next append looked at segments[-1]. Later the log served nothing until a restart."""
+    """REVIEW D11: the next append looked at segments[-1]. Later the log served nothing until a restart, and
+    if it was elected, it stayed the leader: nobody was told that its disk is full."""
     world = LogWorld(tmp_path)
+    told = []
+    world.log.on_short = lambda log, error: told.append(error.errno)
     world.append(count=3)
     world.log.follow(1, 2)
     monkeypatch.setattr(recovery, "create_segment_files" if fully else "remove_segment_files", full)
@@ -369,6 +372,7 @@ def test_a_truncation_that_fails_half_way_stops_the_log_until_there_is_room(tmp_
         else:
             world.log.truncate_to(1)
     assert world.log.halted and not world.log.ended
+    assert told == [errno.ENOSPC]
     assert world.log.size == 0
     with pytest.raises(KafkaError) as refusal:
         world.append()
@@ -384,6 +388,7 @@ def test_a_truncation_that_fails_half_way_stops_the_log_until_there_is_room(tmp_
     assert world.log.apply_retention(1 << 50) == 0
     world.scheduler.run(100)
     assert world.log.closed
+    assert set(told) == {errno.ENOSPC} and len(told) > 1
 
     monkeypatch.undo()
     world.scheduler.run(60_000)

@@ -7,7 +7,7 @@ between:
 
     an entry of a partition that this worker has open     gets this worker's value
     any other                                             stays unchanged
-    one of a partition that has no directory here         is dropped, by worker 0
+    one of a partition that has no directory here         is dropped, by worker 0, unless it is `missing`
 
 Information for the supervisor, or for a worker's successor, is in memory that all of them share
 (`SharedFacts`): no process uses a failed directory again until the broker is restarted.
@@ -164,6 +164,8 @@ class Directory:
         self.writer = 0  # the number of this worker
         self.keeper = False  # worker 0: drops entries that no worker owns
         self.logs_by_key: dict[Key, Log] = {}
+        # Logs that were gone at the start, with the offset that they had reached. They are not `create`d yet.
+        self.missing: dict[Key, int] = {}
         self.written: dict[str, dict[Key, int]] = {}  # checkpoint name -> what we wrote last
         self.unsynced: set[str] = set()  # checkpoints whose last write was not synced
         self.in_flight: list[Mapping[Key, object]] = []  # what threads are about to write
@@ -369,7 +371,11 @@ class Directory:
         merged = {key: offset for key, offset in self._found(name).items() if key not in ours}
         if merged and (self.keeper or not self.shared):
             there = self._names()
-            merged = {key: offset for key, offset in merged.items() if partition_directory(*key) in there}
+            merged = {
+                key: offset
+                for key, offset in merged.items()
+                if key in self.missing or partition_directory(*key) in there
+            }
         merged.update((key, offset) for key, offset in offsets.items() if key in ours)
         return merged
 

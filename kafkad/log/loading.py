@@ -8,7 +8,8 @@
 
 After a clean stop the logs are opened one after the other. After an unclean stop they must be scanned, which
 several threads do. A log that a shortage keeps from loading is left to `unloaded`, and tried again when it is
-asked for; a directory that fails goes offline.
+asked for; a directory that fails goes offline. A log that a checkpoint names and that is gone is noted
+(`Directory.missing`).
 
 Use: log_dirs.py."""
 
@@ -96,6 +97,7 @@ class Loading:
         self._dirs = dirs
         self._wanted = wanted
         self._now_ms = dirs.clock.now_ms()
+        self._there: set[Key] = set()  # partitions with a directory, in whatever state
 
     def run(self, workers: int) -> None:
         """Load all logs of this worker. `workers`: how many do this at the same time."""
@@ -124,6 +126,7 @@ class Loading:
             )
         dirs.moves.resume(self._is_unknown)
         for directory in self._online():
+            self._note_missing(directory)
             self._keep_checkpoints(directory)
 
     def _online(self) -> list[Directory]:
@@ -159,6 +162,20 @@ class Loading:
         threads = config.num_recovery_threads_per_data_dir * len(self._dirs.directories())
         return max(1, -(-threads // workers))
 
+    def _note_missing(self, directory: Directory) -> None:
+        """Note the logs that had records by the checkpoints and are gone. Whoever removed them while the
+        broker ran, or after it, left the checkpoints."""
+        wanted = self._wanted
+        for name in (RECOVERY_POINTS, HIGH_WATERMARKS):
+            for key, offset in directory.written.get(name, {}).items():
+                if offset > directory.missing.get(key, 0) and key not in self._there:
+                    topic_id = wanted.id_of(key[0])
+                    others = wanted.mine is not None and (
+                        topic_id is None or not wanted.mine(key[0], topic_id, key[1])
+                    )
+                    if wanted.is_known(*key) and not (self._dirs.restarted and others):
+                        directory.missing[key] = offset
+
     def _keep_checkpoints(self, directory: Directory) -> None:
         """Keep what the checkpoints have about our logs, and with one worker about all others."""
         ours, shared = directory.logs_by_key, self._dirs.shared
@@ -183,6 +200,8 @@ class Loading:
         for name in names:
             parsed = parse_directory(name)
             path = os.path.join(directory.path, name)
+            if parsed is not None:
+                self._there.add(parsed[:2])
             if parsed is None or parsed[2] or parsed[0] == METADATA_TOPIC:
                 self._see_to(directory, path, name, parsed)
                 continue

@@ -297,6 +297,7 @@ class LogDirs:
             log.native.commit_with(directory.group_commit)
         self._logs[key] = (log, directory)
         directory.logs_by_key[key] = log
+        directory.missing.pop(key, None)
 
     def add_unloaded(self, key: Key, unloaded: Unloaded) -> None:
         """`create` will try to load it again."""
@@ -317,6 +318,10 @@ class LogDirs:
     def directory_ids(self) -> list[bytes]:
         """The ids of the online directories for logs, which a broker registers."""
         return [directory.id for directory in self.directories() if not directory.offline]
+
+    def misses_logs(self) -> bool:
+        """Return whether logs that had records were gone at the start, and are not created anew yet."""
+        return any(directory.missing for directory in self._directories)
 
     def directory_of(self, topic: str, index: int) -> Directory:
         return self._logs[topic, index][1]
@@ -341,10 +346,13 @@ class LogDirs:
         topic_id: bytes | None,
         config: TopicConfig,
         assigned: bytes | None = None,
+        *,
+        needed: bool = False,
     ) -> Log:
-        """Create a new, empty log. With `assigned`, the id of a directory, only there: the partition had its
-        log there, which may come back. Otherwise in the directory with the fewest partitions. Raises
-        KafkaError; DirectoryOccupied: try again soon."""
+        """Create a new, empty log; if its records are `needed`, not in place of one that is missing. With
+        `assigned`, the id of a directory, only there: the partition had its log there, which may come back.
+        Otherwise in the directory with the fewest partitions. Raises KafkaError; DirectoryOccupied: try again
+        soon."""
         assert (topic, index) not in self._logs, "the partition exists"
         key = topic, index
         if key in self._unloaded and (loaded := self._load_again(key)) is not None:
@@ -358,7 +366,7 @@ class LogDirs:
             if not online:
                 which = "all log directories are" if assigned is None else "its log directory is"
                 raise KafkaError(KAFKA_STORAGE_ERROR, f"{which} offline")
-            directory = self._place_in(online)
+            directory = self._place_in(self._mind_missing(key, online, needed))
             path = os.path.join(directory.path, partition_directory(topic, index))
             try:
                 self._check_no_offsets(directory, path, key)
@@ -393,6 +401,26 @@ class LogDirs:
                 raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
             self.add(log, directory)
             return log
+
+    def _mind_missing(self, key: Key, online: list[Directory], needed: bool) -> list[Directory]:
+        """Return where a log may be created: where one is `missing`, if its directory is there again. Raises
+        KafkaError."""
+        for directory in online:
+            end = directory.missing.get(key)
+            if end is None:
+                continue
+            path = os.path.join(directory.path, partition_directory(*key))
+            if os.path.isdir(path):
+                return [directory]
+            if needed:
+                raise KafkaError(
+                    KAFKA_STORAGE_ERROR,
+                    f"{path} is gone, with records up to offset {end}: put it back, or make it, empty, to go"
+                    " on without them",
+                )
+            logger.error("%s is gone, with records up to offset %d: the log begins empty", path, end)
+            del directory.missing[key]
+        return online
 
     def _place_in(self, online: list[Directory]) -> Directory:
         """Return the directory with the fewest partitions of all workers. If a worker is killed between this
@@ -449,6 +477,8 @@ class LogDirs:
         """Rename the partition's directory now, and remove it after file.delete.delay.ms. Call `sync_renames`
         after it, once for many. Unknown partitions are no error."""
         self.moves.drop(topic, index)
+        for directory in self._directories:
+            directory.missing.pop((topic, index), None)
         unloaded = self._unloaded.pop((topic, index), None)
         if unloaded is not None:
             unloaded.when_at_rest(lambda: self._delete_unloaded(unloaded, topic, index))

@@ -9,7 +9,8 @@ its log is deleted.
 If the directory of a partition is missing, the table has a stand-in, which answers KAFKA_STORAGE_ERROR until
 a restart finds the directory again. An empty log elsewhere would look like a loss of all records. But a
 replica that is not in the ISR starts empty in another directory, if none is offline, because its leader has
-the records.
+the records. The same holds for a partition whose own directory is gone; one without other replicas starts
+empty, as in Kafka, with an error in the log.
 
 If a log cannot be created or loaded, the table has a stand-in, too, and the partition is tried again until it
 works: a shortage of descriptors, inodes or space may end.
@@ -373,6 +374,11 @@ class Partitions:
         online = not any(each.offline for each in self.log_dirs.directories())
         return online and state.leader not in (-1, self.broker_id) and self.broker_id not in state.isr
 
+    def _is_needed(self, state: PartitionState) -> bool:
+        """Whether other replicas would follow this one, if it was empty, and lose their records."""
+        leads = state.leader in (-1, self.broker_id) or self.broker_id in state.isr
+        return leads and len(state.replicas) > 1
+
     def _open(
         self, topic: Topic, index: int, config: TopicConfig, state: PartitionState, new: bool
     ) -> Log | None:
@@ -396,7 +402,9 @@ class Partitions:
             lost = directory not in self.log_dirs.directory_ids() and self._is_replaced(state)
             assigned = None if anywhere or lost else directory
             try:
-                log = self.log_dirs.create(topic.name, index, topic.topic_id, config, assigned)
+                log = self.log_dirs.create(
+                    topic.name, index, topic.topic_id, config, assigned, needed=self._is_needed(state)
+                )
             except DirectoryOccupied:
                 self._wait(key)
                 return None

@@ -162,6 +162,10 @@ class BrokerLifecycle:
                 f" {self._initial_timeout_s:g} s: {reason}"
             )
 
+    def lost_records(self) -> None:
+        """Register as after an unclean stop, before `run`: with ELR the broker then leaves all ISRs."""
+        self._registration = self._registration._replace(previous_epoch=NO_EPOCH)
+
     def _registration_request(self) -> Any:
         us, cls = self._registration, messages.BrokerRegistrationRequest
         return cls(

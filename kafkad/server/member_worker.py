@@ -428,6 +428,8 @@ class MemberWorker(Worker):
 
     def _open_logs(self) -> None:
         super()._open_logs()
+        if self.log_dirs.misses_logs():
+            self.lifecycle.lost_records()
         self.replicas.lag_ms_max = self.config.replica_lag_time_max_ms
         self.moves = CoordinatorMoves()
         self._tell_dropped = self.partitions.on_dropped  # to other workers

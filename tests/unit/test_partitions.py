@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -260,3 +261,73 @@ def test_what_has_another_leader_comes_before_what_has_lost_a_replica(world):
         change(topic_id=made, partition_id=3, isr=[BROKER], leader=BROKER),
     )
     assert told == [(1, 1), (3, 1), (0, 0), (2, 0)]
+
+
+def test_a_partition_without_other_replicas_whose_directory_is_gone_begins_empty_and_says_so(world, caplog):
+    """As in Kafka, which says nothing."""
+    world.commit(*topic("t", 2))
+    log = world.partitions.get("t", 0)
+    for _ in range(3):
+        log.append_client(batch(), 1_000)
+    world.disks.dirs.close()
+    for index in range(2):
+        shutil.rmtree(f"{world.disks.paths[0]}/t-{index}")
+    world.restart()
+    for _ in range(2):
+        world.disks.scheduler.settle()
+        world.disks.scheduler.run(1_000)
+    assert [world.partitions.get("t", index).end_offset for index in range(2)] == [0, 0]
+    assert caplog.text.count("t-0 is gone, with records up to offset 3: the log begins empty") == 1
+    assert "t-1 is gone" not in caplog.text  # it was empty
+    world.restart()
+    assert caplog.text.count(" is gone") == 1
+
+
+@pytest.mark.parametrize("then", ["another leads", "left the ISR", "back", "made"])
+def test_a_replica_whose_directory_is_gone_does_not_lead_with_an_empty_log(world, then):
+    """Others would follow it, and truncate. It stays refused after more starts, too."""
+    made = topic_id("t")
+    there = partition(made, 0)
+    there.replicas = [BROKER, 2]
+    world.commit(messages.TopicRecord(name="t", topic_id=made), there)
+    world.partitions.get("t", 0).append_client(batch(), 1_000)
+    world.disks.dirs.checkpoint()
+    world.disks.scheduler.settle()
+    world.disks.dirs.close()
+    path, away = f"{world.disks.paths[0]}/t-0", f"{world.disks.paths[0]}.away"
+    os.rename(path, away)
+
+    def goes_on():
+        for _ in range(3):
+            world.disks.scheduler.settle()
+            world.disks.scheduler.run(5_000)
+
+    for _ in range(3):
+        world.restart()
+        assert world.disks.dirs.misses_logs()
+        world.commit(*topic("u"))
+        goes_on()
+        world.disks.dirs.checkpoint()
+        goes_on()
+        with pytest.raises(KafkaError) as refusal:
+            world.partitions.get("t", 0)
+        assert refusal.value.code == errors.KAFKA_STORAGE_ERROR
+        assert not os.path.exists(path)
+        world.commit(messages.RemoveTopicRecord(topic_id=topic_id("u")))
+
+    change = messages.PartitionChangeRecord(partition_id=0, topic_id=made)
+    if then == "back":
+        os.rename(away, path)
+    elif then == "made":
+        os.mkdir(path)
+    else:
+        change.leader, change.isr = 2, [2] if then == "left the ISR" else [BROKER, 2]
+        world.commit(change)
+    goes_on()
+    if then == "another leads":
+        with pytest.raises(KafkaError):
+            world.partitions.get("t", 0)
+        return
+    log = world.partitions.get("t", 0)
+    assert (log.directory, log.end_offset) == (path, int(then == "back"))
+    assert not world.disks.dirs.misses_logs()

@@ -55,6 +55,20 @@ def run(work):
     asyncio.run(bounded())
 
 
+def test_a_broker_that_misses_logs_registers_as_after_an_unclean_stop():
+    async def work():
+        world = Controllers(Registered(broker_epoch=41), Beat(is_caught_up=True))
+        world.always = Beat(is_caught_up=True)
+        broker = world.broker()
+        broker.lost_records()
+        task = asyncio.create_task(broker.run())
+        await broker.caught_up.wait()
+        assert [each.previous_broker_epoch for each in world.registrations] == [-1]
+        task.cancel()
+
+    run(work())
+
+
 def test_from_registration_to_the_end():
     async def work():
         world = Controllers(Registered(broker_epoch=41), Beat(is_caught_up=False), Beat(is_caught_up=True))

@@ -54,6 +54,7 @@ class QuorumController(Controller):
         self.unclean_wanted = False  # a configuration allows elections that were not allowed before
         self._indexes: Indexes | None = None
         self._heartbeats: Heartbeats | None = None
+        self._ticked_ms = self._tick_ms = -1  # the last `tick`, and the time between two
         self.on_active: Callable[[], Any] = lambda: None  # a term has begun
         raft.on_active = self._begin
         raft.on_standby = self._end
@@ -220,14 +221,27 @@ class QuorumController(Controller):
 
     # -- by the clock --------------------------------------------------------------------------------------
 
-    def was_halted(self, ms: int) -> None:
-        """This process did not run for so long: no session ends because of that."""
-        if self._heartbeats is not None:
-            self._heartbeats.extend(ms, self._clock.monotonic_ms())
+    def tick(self, every_ms: int) -> None:
+        """Call from a timer, `every_ms`. Time in which the process did not run (SIGSTOP, a suspended machine)
+        ends no session: the heartbeats of the meantime are not read yet."""
+        self._tick_ms = every_ms
+        self._note_halt()
+        self._ticked_ms = self._clock.monotonic_ms()
+
+    def _note_halt(self) -> None:
+        if self._ticked_ms < 0:
+            return
+        now_ms = self._clock.monotonic_ms()
+        lost_ms = now_ms - self._ticked_ms - 2 * self._tick_ms
+        if lost_ms > 0:
+            self._ticked_ms = now_ms
+            if self._heartbeats is not None:
+                self._heartbeats.extend(lost_ms, now_ms)
 
     def fence_stale(self) -> Steps:
         """Fence the broker whose session ended first. Return whether there was one."""
         head = yield from self._look()
+        self._note_halt()  # this may have waited for its turn, and the process halted meanwhile
         stale = head.heartbeats.expired(head.now_ms)
         if stale is None:
             return False

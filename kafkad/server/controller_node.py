@@ -94,7 +94,6 @@ class ControllerNode:
         self._undo: list[Callable[[], Any]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._has_changed = asyncio.Event()  # the quorum's leader or image, since it was cleared
-        self._late_s = 0.0  # of the work by the clock that begins now
         self._appended = -1  # the newest record that was no NoOp of ours
 
     # -- start ---------------------------------------------------------------------------------------------
@@ -270,6 +269,7 @@ class ControllerNode:
             self._run(self.early_fencing.run())
         self.quorum.start()
         session_s = config.broker_session_timeout_ms / 1000
+        self._run(self._tick(session_s / FENCE_PER_SESSION))
         self._run(self._every(session_s / FENCE_PER_SESSION, self._fence))
         if config.metadata_max_idle_interval_ms > 0:
             self._run(self._every(config.metadata_max_idle_interval_ms / 1000, self._no_op))
@@ -301,24 +301,23 @@ class ControllerNode:
 
     async def _every(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
-            due_s = self.loop.time() + seconds
             await asyncio.sleep(seconds)
-            self._late_s = self.loop.time() - due_s
             if self.controller.is_active or work == self._look_around:
                 try:
                     await work()
                 except KafkaError as trouble:  # no longer active, or the log takes nothing now
                     logger.info("the controller's clock: %s", trouble)
 
+    async def _tick(self, seconds: float) -> None:
+        while True:
+            self.controller.tick(int(seconds * 1000))
+            await asyncio.sleep(seconds)
+
     async def _do(self, steps: Steps) -> Any:
         result = self.answering.by_the_clock(steps)
         return await result if inspect.isawaitable(result) else result
 
     async def _fence(self) -> None:
-        # After a halt (SIGSTOP, a suspended machine) the heartbeats of the meantime are not read yet.
-        lost_s = self._late_s - self.config.broker_session_timeout_ms / 1000 / FENCE_PER_SESSION
-        if lost_s > 0:
-            self.controller.was_halted(int(lost_s * 1000))
         while await self._do(self.controller.fence_stale()):
             pass
         if self.controller.unclean_wanted:

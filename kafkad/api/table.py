@@ -7,7 +7,8 @@ stable one of Kafka 4.3. A row is here only if all of its versions work.
 
 `route` names the state that an answer needs, if a broker has several workers (server/routing.py). LOCAL:
 every worker has it. CONTROLLER: worker 0 writes the metadata. GROUP: the owner of the group's partition of
-`__consumer_offsets`. TRANSACTION: the owner of the transactional id's partition of `__transaction_state`.
+`__consumer_offsets`. TRANSACTION: the owner of the transactional id's partition of `__transaction_state`; a
+producer without one gets its id anywhere.
 PARTITIONS: the owner of each partition. EVERY: each worker has a part of it.
 """
 

@@ -204,7 +204,7 @@ class Router:
 
     def _to_transaction(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
         if api.key == INIT_PRODUCER_ID and request.transactional_id is None:
-            return None if self._me == CONTROLLER else self._whole(CONTROLLER, api, context, request, frame)
+            return None  # every worker has a block of ids
         elements: Sequence[Any] = ()
         places = None
         if api.key == DESCRIBE_TRANSACTIONS:

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack, suppress
 
 import pytest
 
-from kafkad.protocol import messages
+from kafkad.protocol import codec, messages
 from kafkad.testing import Broker
 from tests.clients import python_path
 from tests.jvm import free_port
@@ -139,6 +140,34 @@ def test_a_busy_broker_stops_cleanly(tmp_path, number, config):
         with Wire(broker.bootstrap) as wire:
             for partition, acked in enumerate(load.acked):
                 assert high_watermark(wire, "load", partition) >= acked > 0
+
+
+def test_a_stop_with_queued_deletions_leaves_no_directory_without_its_topic(tmp_path):
+    """Directories that the next start's metadata do not have are kept as strays for good."""
+    names = [f"gone-{number}" for number in range(12)]
+    topics = [
+        messages.CreateTopicsRequest.Topics(name=name, num_partitions=10, replication_factor=1)
+        for name in names
+    ]
+    with Broker(data_dir=tmp_path / "data", workers=2) as broker, ExitStack() as opened:
+        wires = [opened.enter_context(Wire(broker.bootstrap)) for _ in names]
+        wires[0].ask(messages.CreateTopicsRequest(topics=topics, timeout_ms=10_000), 7)
+        for wire, name in zip(wires, names, strict=True):
+            topic = messages.DeleteTopicsRequest.Topics(name=name)
+            wire.send(messages.DeleteTopicsRequest(topics=[topic], timeout_ms=10_000), 6)
+        wires[0].read_frame()
+        assert_clean(broker, *stop(broker))
+        answered, deleted = {names[0]}, messages.DeleteTopicsResponse
+        for wire, name in zip(wires[1:], names[1:], strict=True):
+            with suppress(OSError):
+                if codec.decode_response(deleted, 6, wire.read_frame())[1].responses[0].error_code == 0:
+                    answered.add(name)
+        broker.restart()
+        with Wire(broker.bootstrap) as wire:
+            told = wire.ask(messages.MetadataRequest(topics=None), 9).topics
+        assert not answered & {topic.name for topic in told}
+        left = [path.name for path in broker.data_dir.glob("gone-*") if not path.name.endswith("-delete")]
+        assert sorted(left) == sorted(f"{topic.name}-{index}" for topic in told for index in range(10))
 
 
 def test_a_second_signal_changes_nothing(tmp_path):

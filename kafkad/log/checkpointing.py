@@ -38,6 +38,10 @@ class Checkpointing:
         serial = directory.serial
         directory.in_flight.extend(changed.values())
 
+        def write() -> None:
+            directory.write(changed, serial)
+            directory.look_for_removed()
+
         def done(error: BaseException | None) -> None:
             directory.writing = False
             for offsets in changed.values():
@@ -47,7 +51,7 @@ class Checkpointing:
             elif error is not None:
                 raise error
 
-        scheduler.run_in_thread(lambda: directory.write(changed, serial), done)
+        scheduler.run_in_thread(write, done)
 
     def write_now(self, directory: Directory) -> bool:
         """Write all of them now: before their contents would be wrong, and at the end. Return whether it

@@ -17,6 +17,7 @@ would exclude nobody."""
 
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import struct
@@ -44,6 +45,8 @@ from kafkad.protocol.errors import Malformed
 
 if TYPE_CHECKING:
     from kafkad.log.log import Log
+
+logger = logging.getLogger("kafkad.log")
 
 CHECKPOINTS = (RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS, CLEANER_OFFSETS)
 
@@ -166,6 +169,8 @@ class Directory:
         self.logs_by_key: dict[Key, Log] = {}
         # Logs that were gone at the start, with the offset that they had reached. They are not `create`d yet.
         self.missing: dict[Key, int] = {}
+        self._reported: set[Key] = set()
+        self._removed: dict[Key, Log] = {}  # logs whose directory was not there
         self.written: dict[str, dict[Key, int]] = {}  # checkpoint name -> what we wrote last
         self.unsynced: set[str] = set()  # checkpoints whose last write was not synced
         self.in_flight: list[Mapping[Key, object]] = []  # what threads are about to write
@@ -203,6 +208,23 @@ class Directory:
             now = found.st_dev, found.st_ino
         if self.place is not None and now != self.place:
             raise OSError(errno.ENODEV, "the directory was removed or unmounted", self.path)
+
+    def look_for_removed(self) -> None:
+        """Report, once, each log whose directory was removed by hand. It serves on, with the files that it
+        has open. A log that is being moved has no directory for a moment, so the second look counts. In one
+        thread at a time; raises OSError."""
+        before, ours = self._removed, dict(self.logs_by_key)
+        there = set(os.listdir(self.path))
+        gone = {key: log for key, log in ours.items() if partition_directory(*key) not in there}
+        for key, log in gone.items():
+            if before.get(key) is log and self.logs_by_key.get(key) is log and key not in self._reported:
+                self._reported.add(key)
+                logger.error(
+                    "%s was removed: its records, and those that are written now, are lost at the next stop",
+                    log.directory,
+                )
+        self._removed = gone
+        self._reported &= gone.keys()
 
     # -- checkpoints ---------------------------------------------------------------------------------------
 

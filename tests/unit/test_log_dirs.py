@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -290,6 +291,19 @@ def test_strays_are_moved_and_kept(world):
     assert [name.split("-")[0] for name in strays] == ["gone", "other"]
     world.restart()
     assert sorted(name for name in os.listdir(world.paths[0]) if name.endswith("-stray")) == strays
+
+
+def test_a_log_whose_directory_was_removed_is_reported_once(world, caplog):
+    """It serves on with the files that it has open, and was empty after the next start."""
+    logs = [world.create("t", index) for index in range(2)]
+    logs[0].append_client(batch(), 1_000)
+    shutil.rmtree(logs[0].directory)
+    for _ in range(4):
+        for log in logs:
+            log.append_client(batch(), 1_000)
+        world.dirs.checkpoint_high_watermarks()
+        world.scheduler.settle()
+    assert caplog.text.count(" was removed: ") == 1 and f"{logs[0].directory} was removed" in caplog.text
 
 
 def test_foreign_directories_are_left_alone(world):

@@ -1,13 +1,35 @@
-"""A Produce that waits for the new leader: answers of that leader that nobody expects."""
+"""A Produce that waits for the new leader: answers of that leader that nobody expects, and a leader that
+does not move."""
 
 import asyncio
 from types import SimpleNamespace
 
+import pytest
+
 from kafkad.metadata.image import MetadataImage, PartitionState, Topic
 from kafkad.protocol import errors, messages
+from kafkad.protocol.errors import KafkaError
+from kafkad.server import produce_handover
 from kafkad.server.produce_handover import ProduceHandover, Waiting
+from tests.unit.log_world import LogWorld, idempotent
 
 ID = b"t" * 16
+
+
+def handover_of(leader, ask=None, offer=lambda take, moving: None):
+    """Of broker 1. The partition t-0 has this leader."""
+    state = PartitionState(leader, 5, (1, 2), (1, 2), (bytes(16), bytes(16)), 5)
+    image = MetadataImage("abc")
+    image.topics["t"] = image.topics_by_id[ID] = Topic("t", ID, {0: state})
+    channels = SimpleNamespace(ask=ask)
+    return ProduceHandover(
+        1,
+        lambda: image,
+        channels,
+        offer,
+        asyncio.get_running_loop(),
+        lambda trouble: pytest.fail(str(trouble)),
+    )
 
 
 def test_an_answer_without_the_partition_does_not_end_this_broker():
@@ -17,19 +39,37 @@ def test_an_answer_without_the_partition_does_not_end_this_broker():
         return messages.ProduceResponse()
 
     async def work():
-        state = PartitionState(2, 5, (1, 2), (1, 2), (bytes(16), bytes(16)), 5)
-        image = MetadataImage("abc")
-        image.topics["t"] = image.topics_by_id[ID] = Topic("t", ID, {0: state})
-        handover = ProduceHandover(
-            1,
-            lambda: image,
-            SimpleNamespace(ask=ask),
-            lambda take, moving: None,
-            asyncio.get_running_loop(),
-            lambda trouble: None,
-        )
+        handover = handover_of(2, ask)
         waiting = Waiting(None, 1, 12, 1, -1, 1000, None, b"t", 0, b"records")
         found = await handover._forward(waiting, 2)
         assert (found.index, found.error_code) == (0, errors.REQUEST_TIMED_OUT)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("moving", [None, [("t", 0)]])
+def test_what_overtakes_a_refused_produce_is_to_come_again_where_the_leader_does_not_move(
+    tmp_path, monkeypatch, moving
+):
+    """Otherwise librdkafka takes a new producer epoch, and repeats what is in the log already."""
+    monkeypatch.setattr(produce_handover, "HOLD_S", 0.2)
+    monkeypatch.setattr(produce_handover, "HOLD_SOME_S", 0.1)
+    world, offers = LogWorld(tmp_path), []
+    world.log.append_client(idempotent(0, 1), world.now_ms)
+
+    async def work():
+        handover = handover_of(1, offer=lambda take, moving: offers.append(take))
+        assert await handover.begin([world.log], moving)
+        waiting = Waiting(SimpleNamespace(listener="L"), 1, 12, 1, -1, 1000, None, b"t", 0, b"records")
+        answer = asyncio.create_task(handover._answer(waiting))
+        while offers[-1] is not None:
+            await asyncio.sleep(0.01)
+        with pytest.raises(KafkaError) as refused:
+            world.log.append_client(idempotent(2, 1), world.now_ms)
+        assert refused.value.code == errors.NOT_LEADER_OR_FOLLOWER
+        (topic,) = (await answer).responses
+        assert topic.partition_responses[0].error_code == errors.NOT_LEADER_OR_FOLLOWER
+        world.log.append_client(idempotent(1, 1), world.now_ms)
+        world.log.append_client(idempotent(2, 1), world.now_ms)
 
     asyncio.run(work())

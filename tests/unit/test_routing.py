@@ -172,7 +172,6 @@ def test_topics_are_made_by_the_worker_of_the_controller(make_world):
 
 
 def test_a_worker_gives_producer_ids_of_its_own_blocks(make_world):
-    """They came from worker 0, and took eight times as long elsewhere."""
     world = make_world(2, me=1)
 
     async def scenario():

@@ -14,6 +14,10 @@ accept both kinds of memory, which they distinguish by address. Only the functio
 GIL, and only if pymalloc's own are installed. With a debug allocator, tracemalloc or a free-threaded build nothing
 happens.
 
+`merge_freed_blocks` makes the C library merge each freed block with its free neighbours at once. By default it keeps
+blocks of up to 128 bytes in lists, and merges them all when a large block is allocated or freed: 100,000 of them in one
+piece, which takes up to 0.1 s.
+
 Beware: `sys.getallocatedblocks()` does not count a heap block when it is allocated, but counts it when it is freed."""
 
 import os
@@ -41,6 +45,10 @@ cdef extern from "Python.h":
     void PyMem_SetAllocator(PyMemAllocatorDomain domain, PyMemAllocatorEx* allocator)
     void* PyMem_RawMalloc(size_t size) noexcept nogil
     void* PyMem_RawCalloc(size_t count, size_t size) noexcept nogil
+
+cdef extern from "<malloc.h>":
+    int M_MXFAST
+    int mallopt(int option, int value)
 
 cdef enum:
     DOMAINS = 2
@@ -110,3 +118,8 @@ def use_heap(bint wanted):
         PyMem_SetAllocator(domains[i], &heap[i] if wanted else &arenas[i])
     in_heap = wanted
     return before
+
+
+def merge_freed_blocks():
+    """Set it for this process and those that it forks. A few freed blocks of each size still wait to be reused."""
+    mallopt(M_MXFAST, 0)

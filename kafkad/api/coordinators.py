@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Generator
 from typing import Any, NamedTuple
 
 from kafkad.api.context import RequestContext, Services, present
-from kafkad.coordinator.runtime import at_once
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
 
@@ -66,7 +65,7 @@ async def _answer_later(
         _log_troubles(services, await created)
     except KafkaError as trouble:
         _log_troubles(services, {topic: trouble})
-    return at_once(_answer(services, context, request))
+    return _answer(services, context, request)
 
 
 def _log_troubles(services: Services, created: Troubles) -> None:

@@ -47,6 +47,7 @@ HEADER_VALUES_MAX = 1_024  # most values of a request's header, which may have u
 WIDE_FRAME = 16 * 1024  # bytes; requests of this size or more are decoded in steps
 NARROW_VALUES = 8 * 1024  # responses with at most so many values are encoded in one go
 STEP_VALUES = 1_000  # values per step, about 0.1 ms
+FREED_AT_ONCE = 100  # narrow messages per step
 KEY_AND_VERSION = Struct(">hh")
 CORRELATION_ID = Struct(">i")
 
@@ -132,6 +133,8 @@ def free_in_steps(held: list[Message]) -> Generator[None, None, None]:
         remains = Remains(held.pop())
         while not remains.step(STEP_VALUES):
             yield
+        if len(held) % FREED_AT_ONCE == 0:
+            yield
 
 
 def decode_request_header(frame: bytes, header_version: int | None = None) -> tuple[Message, int]:
@@ -157,9 +160,19 @@ def decode_request_in_steps(frame: bytes) -> Generator[None, None, tuple[Message
     kind = _KINDS.get(frame[:4]) or _kind_of(frame)
     header, start = decode(messages.RequestHeader, kind.header_version, frame, 0, HEADER_VALUES_MAX)
     decoding = Decoding(kind.cls, kind.version, frame, start, REQUEST_VALUES_MAX)
-    while not decoding.step(STEP_VALUES):
-        yield
-    return header, decoding.message
+    return header, (yield from _decoded(decoding))
+
+
+def _decoded(decoding: Decoding) -> Generator[None, None, Message]:
+    try:
+        while not decoding.step(STEP_VALUES):
+            yield
+    except Malformed:
+        remains = decoding.remains()
+        while not remains.step(STEP_VALUES):
+            yield
+        raise
+    return decoding.message
 
 
 class _Kind(NamedTuple):
@@ -205,7 +218,4 @@ def decode_response_in_steps(
     """Do the same as `decode_response`, in steps."""
     assert cls.API_KEY is not None
     header, start = decode(messages.ResponseHeader, response_header_version(cls.API_KEY, version), frame)
-    decoding = Decoding(cls, version, frame, start)
-    while not decoding.step(STEP_VALUES):
-        yield
-    return header.correlation_id, decoding.message
+    return header.correlation_id, (yield from _decoded(Decoding(cls, version, frame, start)))

@@ -53,6 +53,7 @@ from kafkad._native.wire.malformed import Malformed
 
 cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(PyObject* object)
+    void Py_SET_SIZE(PyObject* object, Py_ssize_t size)
 
 
 cdef enum:
@@ -95,9 +96,21 @@ cdef class Decoding:
     @property
     def message(self):
         """The message, once `step` has returned True."""
-        if self.depth:
+        if self.depth or self.root is None:
             raise ValueError("this message has not been read to its end")
         return self.root
+
+    def remains(self):
+        """Return the `Remains` of what was read before Malformed."""
+        cdef Level* level
+        cdef Message root = self.root
+        for depth in range(self.depth):
+            level = &self.levels[depth]
+            if level.array != NULL:
+                Py_SET_SIZE(level.holder, level.at)     # the other places are empty
+        self.depth = 0
+        self.root = None
+        return Remains(root)
 
     def step(self, int64_t values):
         """Read about `values` more values. Return whether the message is complete. After Malformed there is no message."""

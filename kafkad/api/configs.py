@@ -17,8 +17,7 @@ Not yet: authorization; policies (alter.config.policy.class.name is a Java class
 import asyncio
 import inspect
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kafkad.api.context import RequestContext, Services
@@ -51,7 +50,7 @@ from kafkad.controller.topics import invalid_name
 from kafkad.metadata.features import CORDONED_LOG_DIRS
 from kafkad.metadata.image import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC, MetadataImage
 from kafkad.net.hosts import addresses_of, is_address
-from kafkad.protocol import messages
+from kafkad.protocol import messages, wide
 from kafkad.protocol.errors import (
     INVALID_CONFIG,
     INVALID_REQUEST,
@@ -143,6 +142,7 @@ def describe_configs(services: Services, context: RequestContext, request: Any) 
             )
         )
         yield
+    yield from wide.empty(shared)
     return messages.DescribeConfigsResponse(results=results)
 
 
@@ -395,24 +395,29 @@ async def _written(
     for place in unknown.keys() - errors.keys():
         del changes[resources[place].kind, resources[place].name]
         _refuse(response.responses[place], unknown[place])
-    if not changes:
-        return response
-    try:
-        outcome = write()
-        if inspect.isawaitable(outcome):  # steps, or a wait for the disk
-            outcome = await outcome
-    except KafkaError as error:  # nothing was written, or it is not on disk
-        outcome = dict.fromkeys(changes, error)
-    return _refused_of(response, outcome) if any(outcome.values()) else response
+    outcome: dict[Any, KafkaError | None] = {}
+    if changes:
+        try:
+            written = write()
+            if inspect.isawaitable(written):  # steps, or a wait for the disk
+                written = await written
+            outcome = written
+        except KafkaError as error:  # nothing was written, or it is not on disk
+            outcome = dict.fromkeys(changes, error)
+    return _refused_of(response, outcome, (changes, resources, errors, unknown))
 
 
-def _refused_of(response: Any, outcome: Mapping[Any, KafkaError | None]) -> Steps:
+def _refused_of(
+    response: Any, outcome: Mapping[Any, KafkaError | None], done_with: Sequence[dict[Any, Any] | list[Any]]
+) -> Steps:
     """Return the response with the controller's errors."""
-    for answer in response.responses:
-        refused = outcome.get((answer.resource_type, answer.resource_name))
-        if refused and answer.error_code == NONE and answer.resource_type != BROKER_LOGGER:
-            _refuse(answer, refused)
-        yield
+    if any(outcome.values()):
+        for answer in response.responses:
+            refused = outcome.get((answer.resource_type, answer.resource_name))
+            if refused and answer.error_code == NONE and answer.resource_type != BROKER_LOGGER:
+                _refuse(answer, refused)
+            yield
+    yield from wide.empty(*done_with)
     return response
 
 
@@ -449,16 +454,15 @@ def invalid_resources(
     `replacing`: an AlterConfigs, whose values replace all existing ones; it cannot set log levels. `tls`
     (TlsListeners) checks new certificates. A controller leaves checking broker values to the brokers."""
     errors = {}
-    names = [(resource.kind, resource.name) for resource in resources]
-    yield
-    counts = Counter(names)
+    counts = yield from wide.count((resource.kind, resource.name) for resource in resources)
     for place, resource in enumerate(resources):
         yield
         try:
-            if counts[names[place]] > 1:
+            name = resource.kind, resource.name
+            if counts[name] > 1:
                 raise KafkaError(INVALID_REQUEST, "Each resource must appear at most once.")
             _check_operations(resource)
-            before = {} if replacing else image.configs.get(names[place], {})
+            before = {} if replacing else image.configs.get(name, {})
             if resource.kind == BROKER and is_controller:
                 continue
             if resource.kind == BROKER:
@@ -471,6 +475,7 @@ def invalid_resources(
                 raise KafkaError(INVALID_REQUEST, f"Unknown resource type {resource.kind}")
         except KafkaError as error:
             errors[place] = error.with_traceback(None)  # it would keep its frames alive
+    yield from wide.empty(counts)
     return errors
 
 

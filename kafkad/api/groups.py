@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from kafkad.api.context import RequestContext, Services
-from kafkad.protocol import errors, messages
+from kafkad.protocol import errors, messages, wide
 
 # AclOperation codes of a group: read, delete, describe, describe configs, alter configs
 GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8, 10, 11))
@@ -107,6 +107,7 @@ def _left(
         )
         if len(response.members) % AT_ONCE == 0:
             yield
+    yield from wide.empty(identities, codes)
     return response
 
 
@@ -121,6 +122,7 @@ def describe_groups(services: Services, context: RequestContext, request: Any) -
                 described.authorized_operations = GROUP_OPERATIONS
         response.groups.append(described)
         yield
+    yield from wide.empty(known)
     return response
 
 
@@ -130,10 +132,12 @@ def list_groups(services: Services, context: RequestContext, request: Any) -> An
 
 def delete_groups(services: Services, context: RequestContext, request: Any) -> Generator[None, None, Any]:
     response = messages.DeleteGroupsResponse()
-    for group_id in dict.fromkeys(request.groups_names):  # each once
+    named = yield from wide.count(request.groups_names)
+    for group_id in named:  # each once
         response.results.append(messages.DeleteGroupsResponse.Results(group_id=group_id))
         if len(response.results) % AT_ONCE == 0:
             yield
+    yield from wide.empty(named)
     missing = len(response.results)
     reply: Callable[[Any], None] | None = None
 

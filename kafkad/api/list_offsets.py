@@ -14,7 +14,7 @@ from collections.abc import Generator
 from typing import Any
 
 from kafkad.api.context import RequestContext, Services, code_of
-from kafkad.protocol import errors, messages
+from kafkad.protocol import errors, messages, wide
 from kafkad.protocol.errors import KafkaError
 
 LATEST = -1
@@ -57,6 +57,8 @@ def list_offsets(services: Services, context: RequestContext, request: Any) -> G
             if context.version < LEADER_EPOCH_SINCE:
                 found.leader_epoch = -1
             yield
+        yield from wide.empty(partitions)
+    yield from wide.empty(wanted, duplicates)
     return response
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from kafkad.api.context import RequestContext, Services
 from kafkad.log.filenames import FUTURE_DIR, NAME_MAX
 from kafkad.metadata import features
-from kafkad.protocol import errors, messages
+from kafkad.protocol import errors, messages, wide
 from kafkad.protocol.errors import KafkaError
 
 logger = logging.getLogger(__name__)
@@ -21,11 +21,11 @@ FUTURE_LENGTH: Final = 1 + 32 + len(FUTURE_DIR)  # a copy's directory: the plain
 
 def describe_log_dirs(services: Services, context: RequestContext, request: Any) -> Any:
     """Describe every data directory with its logs, or only the requested logs (null: all)."""
-    wanted: dict[str, set[int]] | None = None
+    wanted: set[tuple[str, int]] | None = None
     if request.topics is not None:
-        wanted = {}
-        for topic in request.topics:
-            wanted.setdefault(topic.topic, set()).update(topic.partitions)
+        wanted = yield from wide.set_of(
+            (topic.topic, index) for topic in request.topics for index in topic.partitions
+        )
 
     response = messages.DescribeLogDirsResponse()
     for directory in services.log_dirs.directories():
@@ -41,7 +41,7 @@ def describe_log_dirs(services: Services, context: RequestContext, request: Any)
         futures = ((*move.key, move.copy.size, move.lag, True) for move in moves)
         for name, index, size, lag, is_future in chain(logs, futures):
             yield
-            if wanted is not None and index not in wanted.get(name, ()):
+            if wanted is not None and (name, index) not in wanted:
                 continue
             entry = topics.get(name)
             if entry is None:
@@ -52,6 +52,8 @@ def describe_log_dirs(services: Services, context: RequestContext, request: Any)
                     partition_index=index, partition_size=size, offset_lag=lag, is_future_key=is_future
                 )
             )
+    if wanted is not None:
+        yield from wide.empty(wanted)
     return response
 
 
@@ -87,6 +89,7 @@ def alter_replica_log_dirs(services: Services, context: RequestContext, request:
         yield
     if refused > REFUSED_LOGGED:
         logger.warning("%d more replicas cannot be moved", refused - REFUSED_LOGGED)
+    yield from wide.empty(wanted, topics)
     return response
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from kafkad.api.context import RequestContext, Services, code_of
-from kafkad.protocol import errors, messages
+from kafkad.protocol import errors, messages, wide
 from kafkad.protocol.errors import KafkaError
 
 OFFSETS_TOPIC = "__consumer_offsets"
@@ -125,4 +125,7 @@ def _response(codes: Codes) -> Generator[None, None, Any]:
             for index, code in partitions.items():
                 topic.partitions.append(cls.Markers.Topics.Partitions(partition_index=index, error_code=code))
                 yield
+            yield from wide.empty(partitions)
+        yield from wide.empty(topics)
+    yield from wide.empty(codes)
     return response

@@ -11,7 +11,7 @@ authorizer, `permitted` answers all clients except super users (server/guard).
 
 import heapq
 import inspect
-from collections.abc import Awaitable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from typing import Any
 
 from kafkad.api.context import RequestContext, Services
@@ -19,7 +19,7 @@ from kafkad.api.metadata_answers import Kind, Tell
 from kafkad.controller.topics import invalid_name
 from kafkad.coordinator.runtime import at_once
 from kafkad.metadata.image import INTERNAL_TOPICS, BrokerRegistration, MetadataImage, PartitionState, Topic
-from kafkad.protocol import errors, messages
+from kafkad.protocol import errors, messages, wide
 from kafkad.protocol.errors import KafkaError
 from kafkad.security.acls import CLUSTER_NAME, Operation
 from kafkad.security.acls import Kind as Resource
@@ -184,11 +184,22 @@ class _Named:
             else:
                 self.names[name] = None
 
-    def found(self, image: MetadataImage) -> list[Topic] | None:
-        """Return the topics, by id if any has one; None: some do not exist."""
-        found = [*map(image.topics_by_id.get, self.ids)] if self.ids else [*map(image.topics.get, self.names)]
-        there = [topic for topic in found if topic is not None]
-        return there if len(there) == len(found) else None
+    def found(self, image: MetadataImage) -> Generator[None, None, list[Topic] | None]:
+        """Return the topics, by id if any has one, in steps; None: some do not exist."""
+        get: Callable[[Any], Topic | None] = image.topics_by_id.get if self.ids else image.topics.get
+        found: list[Topic] = []
+        for key in self.ids or self.names:
+            topic = get(key)
+            if topic is None:
+                return None
+            found.append(topic)
+            if len(found) % LOOKED_AT == 0:
+                yield
+        return found
+
+    def empty(self) -> Generator[None, None, None]:
+        """Forget them, in steps."""
+        yield from wide.empty(self.ids, self.names, self.creatable)
 
 
 def _many(services: Services, context: RequestContext, request: Any) -> Steps:
@@ -196,7 +207,10 @@ def _many(services: Services, context: RequestContext, request: Any) -> Steps:
     for start in range(0, len(request.topics), LOOKED_AT):
         named.add(request.topics[start : start + LOOKED_AT])
         yield
-    return (yield from _some(services, context, request, named))
+    answer = yield from _some(services, context, request, named)
+    if not inspect.isawaitable(answer):
+        yield from named.empty()
+    return answer
 
 
 def _some(services: Services, context: RequestContext, request: Any, named: _Named) -> Steps:
@@ -204,7 +218,7 @@ def _some(services: Services, context: RequestContext, request: Any, named: _Nam
     if context.version < 12 and (named.nameless or named.ids):
         # v10 and v11 have ids in the schema, but servers accept names only.
         return (yield from _refused(services, context, request))
-    found = named.found(image)
+    found = yield from named.found(image)
     if found is not None:
         kind, tell = _kind(context, request), _tell(services, image, context, request)
         return (yield from services.metadata_answers.some(image, kind, tell, found, context.correlation_id))

@@ -22,7 +22,7 @@ from typing import Any
 from kafkad.api.context import RequestContext, Services
 from kafkad.api.coordinators import OFFSETS_TOPIC
 from kafkad.api.groups import response_of
-from kafkad.protocol import errors, messages
+from kafkad.protocol import codec, errors, messages, wide
 from kafkad.protocol.errors import KafkaError
 
 Steps = Generator[None, None, Any]
@@ -102,11 +102,13 @@ def _take_out_unknown(image: Any, by_id: bool, request: Any) -> Generator[None, 
             if number % AT_ONCE == 0:
                 yield
         if right:
-            topic.partitions = right
+            before, topic.partitions = topic.partitions, right
+            yield from codec.free_in_steps(before)
             known.append(topic)
         if wrong or found is None:
             refused.append(Answer(name=topic.name, topic_id=topic.topic_id, partitions=wrong))
-    request.topics = known
+    before, request.topics = request.topics, known
+    yield from codec.free_in_steps(before)
     return refused
 
 
@@ -168,7 +170,8 @@ def _fetch_group(
                 topic.name = found.name
                 known.append(topic)
             yield
-        group.topics = known
+        before, group.topics = group.topics, known
+        yield from codec.free_in_steps(before)
 
     def fetched(answer: Any) -> None:
         if by_id and everything:
@@ -256,9 +259,18 @@ def offset_delete(services: Services, context: RequestContext, request: Any) -> 
     for topic in request.topics:
         found = image.topics.get(topic.name)
         existing = {} if found is None else found.partitions
-        wrong = [p.partition_index for p in topic.partitions if p.partition_index not in existing]
-        topic.partitions = [p for p in topic.partitions if p.partition_index in existing]
-        if topic.partitions:
+        right: list[Any] = []
+        wrong: list[int] = []
+        for number, partition in enumerate(topic.partitions, 1):
+            if partition.partition_index in existing:
+                right.append(partition)
+            else:
+                wrong.append(partition.partition_index)
+            if number % AT_ONCE == 0:
+                yield
+        before, topic.partitions = topic.partitions, right
+        yield from codec.free_in_steps(before)
+        if right:
             known.append(topic)
         if wrong or found is None:
             answer = Answer(name=topic.name)
@@ -270,7 +282,8 @@ def offset_delete(services: Services, context: RequestContext, request: Any) -> 
                 if number % AT_ONCE == 0:
                     yield
         yield
-    request.topics = known
+    before, request.topics = request.topics, known
+    yield from codec.free_in_steps(before)
 
     def start(reply: Callable[[Any], None]) -> None:
         def deleted(response: Any) -> None:
@@ -293,4 +306,6 @@ def _merge(refused: list[Any], done: list[Any]) -> Generator[None, None, list[An
             merged[key] = topic
         if number % AT_ONCE == 0:
             yield
-    return list(merged.values())
+    topics = list(merged.values())
+    yield from wide.empty(merged)
+    return topics

@@ -12,7 +12,7 @@ from kafkad.api.list_offsets import check_leader_epoch, check_leads, each_once
 from kafkad.controller.topics import invalid_name
 from kafkad.log.log import Log
 from kafkad.metadata.image import INTERNAL_TOPICS
-from kafkad.protocol import errors, messages
+from kafkad.protocol import errors, messages, wide
 from kafkad.protocol.errors import KafkaError
 from kafkad.replication.low_watermarks import LowWatermarks
 
@@ -26,7 +26,7 @@ def delete_records(services: Services, context: RequestContext, request: Any) ->
     response = messages.DeleteRecordsResponse()
     moved: dict[Log, list[Any]] = {}  # log -> (the partition's answer, the low watermark to wait for)
     deadline = asyncio.get_running_loop().time() + max(request.timeout_ms, 0) / 1000
-    wanted, _ = yield from each_once(request.topics)
+    wanted, twice = yield from each_once(request.topics)
     for name, partitions in wanted.items():
         answer = messages.DeleteRecordsResponse.Topics(name=name)
         response.topics.append(answer)
@@ -46,6 +46,8 @@ def delete_records(services: Services, context: RequestContext, request: Any) ->
             except KafkaError as trouble:
                 done.error_code = code_of(trouble)
             yield
+        yield from wide.empty(partitions)
+    yield from wide.empty(wanted, twice)
     return _when_kept(services, response, moved, deadline) if moved else response
 
 

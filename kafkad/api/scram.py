@@ -1,11 +1,10 @@
 """DescribeUserScramCredentials (key 50) and AlterUserScramCredentials (key 51), v0 (KIP-554). Answers never
 have salts or keys."""
 
-from collections import Counter
 from typing import Any
 
 from kafkad.api.context import RequestContext, Services
-from kafkad.protocol import errors, messages
+from kafkad.protocol import errors, messages, wide
 from kafkad.protocol.strings import shown
 
 TWICE = "Cannot describe SCRAM credentials for the same user twice in a single request: "
@@ -21,7 +20,7 @@ def describe_user_scram_credentials(services: Services, context: RequestContext,
         yield
         info = answer.Results.CredentialInfos(mechanism=mechanism, iterations=record.iterations)
         found.setdefault(user, []).append(info)
-    asked = Counter(it.name for it in request.users or ()) or dict.fromkeys(found, 1)
+    asked = (yield from wide.count(it.name for it in request.users or ())) or dict.fromkeys(found, 1)
     results = []
     for user, times in asked.items():
         yield
@@ -33,6 +32,7 @@ def describe_user_scram_credentials(services: Services, context: RequestContext,
         else:
             result.error_code, result.error_message = errors.RESOURCE_NOT_FOUND, UNKNOWN + shown(user)
         results.append(result)
+    yield from wide.empty(asked)
     return answer(error_code=0, error_message=None, results=results)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from kafkad.api.context import RequestContext, Services, present
 from kafkad.api.groups import response_of
-from kafkad.protocol import errors, messages
+from kafkad.protocol import codec, errors, messages, wide
 from kafkad.protocol.errors import KafkaError
 
 try:
@@ -138,8 +138,10 @@ def _response(asked: list[Any], outcomes: list[Codes], version: int) -> Steps:
     results = []
     for number, (transaction, codes) in enumerate(zip(asked, outcomes, strict=True), 1):
         results.append((yield from _result(transaction.transactional_id, codes, version)))
+        yield from wide.empty(codes)
         if number % AT_ONCE == 0:
             yield
+    yield from wide.empty(outcomes)
     if version < SEVERAL_FROM:
         topics = results[0].topic_results
         return messages.AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
@@ -163,7 +165,9 @@ def _result(transactional_id: str, codes: Codes, version: int) -> Steps:
         )
         if number % AT_ONCE == 0:
             yield
-    return Result(transactional_id=transactional_id, topic_results=list(topics.values()))
+    results = list(topics.values())
+    yield from wide.empty(topics)
+    return Result(transactional_id=transactional_id, topic_results=results)
 
 
 def add_offsets_to_txn(services: Services, context: RequestContext, request: Any) -> Any:
@@ -252,15 +256,22 @@ def _take_out_unknown(image: Any, request: Any) -> Generator[None, None, list[An
                 yield
         if wrong or found is None:
             code = errors.UNKNOWN_TOPIC_OR_PARTITION
-            partitions = [
-                Answer.Partitions(partition_index=each.partition_index, error_code=code) for each in wrong
-            ]
-            refused.append(Answer(name=topic.name, partitions=partitions))
+            answer = Answer(name=topic.name)
+            for number, each in enumerate(wrong, 1):
+                answer.partitions.append(
+                    Answer.Partitions(partition_index=each.partition_index, error_code=code)
+                )
+                if number % AT_ONCE == 0:
+                    yield
+            refused.append(answer)
         if right:
-            topic.partitions = right
+            before, topic.partitions = topic.partitions, right
+            wrong.clear()
+            yield from codec.free_in_steps(before)
             known.append(topic)
         yield
-    request.topics = known
+    before, request.topics = request.topics, known
+    yield from codec.free_in_steps(before)
     return refused
 
 
@@ -296,6 +307,7 @@ def _commit_answer(version: int, request: Any, outcome: Any, refused: list[Any])
                 topics[topic.name].partitions.extend(topic.partitions)
             else:
                 response.topics.append(topic)
+        yield from wide.empty(topics)
     return response
 
 

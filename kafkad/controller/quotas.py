@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from kafkad import quota
 from kafkad.metadata.image import MetadataImage
-from kafkad.protocol import errors, messages
+from kafkad.protocol import errors, messages, wide
 from kafkad.protocol.errors import KafkaError
 
 RECORDS_MAX: Final = 10_000  # of one request; Kafka: MAX_RECORDS_PER_USER_OP
@@ -36,6 +36,8 @@ KEYS: Final = {
 }
 IP_KEYS: Final = {quota.CONNECTION_CREATION_RATE: INT}
 
+PARTS_COMPARED: Final = 100
+
 Entity = dict[str, str | None]
 Steps = Generator[None, None, Any]
 
@@ -50,9 +52,13 @@ def plan_alter(image: MetadataImage, request: Any) -> Steps:
         for part in entry.entity:
             entity[part.entity_type] = part.entity_name
             yield
-        place = frozenset(entity.items())
+        # More parts than there are types: it is refused, and need not be compared with the others.
+        place: Any = frozenset(entity.items()) if len(entity) <= PARTS_COMPARED else len(results)
+        keys = yield from wide.set_of(op.key for op in entry.ops)
+        repeats_key = len(keys) < len(entry.ops)
+        yield from wide.empty(keys)
         try:
-            if place in results or len({op.key for op in entry.ops}) < len(entry.ops):
+            if place in results or repeats_key:
                 raise _invalid(f"Ignoring duplicate entity {_text(entity)}")
             new = _planned(image, entity, entry.ops)
         except KafkaError as trouble:
@@ -62,7 +68,10 @@ def plan_alter(image: MetadataImage, request: Any) -> Steps:
             records += new
             if len(records) > RECORDS_MAX:
                 raise KafkaError(errors.POLICY_VIOLATION, TOO_MANY)
-    return records, messages.AlterClientQuotasResponse(entries=list(results.values()))
+        yield from wide.empty(entity)
+    entries = list(results.values())
+    yield from wide.empty(results)
+    return records, messages.AlterClientQuotasResponse(entries=entries)
 
 
 def _result(entity: Entity, trouble: KafkaError | None) -> Steps:

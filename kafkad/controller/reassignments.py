@@ -16,7 +16,7 @@ from kafkad.controller.elections import Assignment
 from kafkad.controller.leadership import STEP, TopicSettings, change_in
 from kafkad.controller.topics import check_replicas
 from kafkad.metadata.image import MetadataImage, PartitionState, Topic
-from kafkad.protocol import errors, messages
+from kafkad.protocol import errors, messages, wide
 from kafkad.protocol.errors import KafkaError
 
 Plan = Generator[None, None, tuple[list[Any], Any]]
@@ -49,6 +49,7 @@ def plan_alter(image: MetadataImage, settings: TopicSettings, request: Any) -> P
             number += 1
             if number % STEP == 0:
                 yield
+    yield from wide.empty(seen)
     return records, response
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from kafkad.metadata import features
 from kafkad.metadata.image import MetadataImage
-from kafkad.protocol import errors, messages
+from kafkad.protocol import errors, messages, wide
 from kafkad.protocol.errors import KafkaError
 from kafkad.security.mechanisms import ITERATIONS_MAX, ITERATIONS_MIN, SCRAM_TYPES, credential_from
 
@@ -17,7 +17,7 @@ TWICE: Final = "A user credential cannot be altered twice in the same request"
 def plan_alter(image: MetadataImage, request: Any) -> Generator[None, None, tuple[list[Any], Any]]:
     """Return (records, AlterUserScramCredentialsResponse)."""
     records: dict[str, Any] = {}  # by user
-    troubles: dict[str, KafkaError] = {}
+    troubles: dict[str, tuple[int, str | None]] = {}
     for changes, plan in ((request.deletions, _deletion), (request.upsertions, _upsertion)):
         for change in changes:
             yield
@@ -30,14 +30,18 @@ def plan_alter(image: MetadataImage, request: Any) -> Generator[None, None, tupl
                 _check(image, user, change.mechanism)
                 records[user] = plan(image, change)
             except KafkaError as trouble:
-                troubles[user] = trouble.with_traceback(None)
+                troubles[user] = trouble.code, trouble.message
     result = messages.AlterUserScramCredentialsResponse.Results
-    results = [result(user=user, error_code=errors.NONE, error_message=None) for user in records]
-    results += [
-        result(user=user, error_code=trouble.code, error_message=trouble.message)
-        for user, trouble in troubles.items()
-    ]
-    return list(records.values()), messages.AlterUserScramCredentialsResponse(results=results)
+    results = []
+    for user in records:
+        results.append(result(user=user, error_code=errors.NONE, error_message=None))
+        yield
+    for user, (code, message) in troubles.items():
+        results.append(result(user=user, error_code=code, error_message=message))
+        yield
+    planned = list(records.values())
+    yield from wide.empty(records, troubles)
+    return planned, messages.AlterUserScramCredentialsResponse(results=results)
 
 
 def _check(image: MetadataImage, user: str, mechanism: int) -> None:

@@ -26,7 +26,7 @@ from kafkad.metadata.image import (
 )
 from kafkad.metadata.placement import UsableBroker, place
 from kafkad.metadata.uuids import random_uuid
-from kafkad.protocol import errors, messages
+from kafkad.protocol import errors, messages, wide
 from kafkad.protocol.errors import KafkaError
 
 METADATA_TOPIC: Final = "__cluster_metadata"
@@ -61,6 +61,7 @@ def invalid_name(name: str) -> str | None:
 
 
 AT_ONCE: Final = 500  # elements of a request that are looked at in one step
+NO_ID: Final = bytes(16)
 Plan = Generator[None, None, tuple[list[Any], Any]]  # records, response
 Take = Callable[[int], None]  # (number of partitions), before they are created or deleted; raises KafkaError
 Described = dict[frozenset[tuple[str, str]], list[Any]]
@@ -344,6 +345,7 @@ def named_twice(names: Iterable[Any]) -> Generator[None, None, set[Any]]:
         if number % AT_ONCE == 0:
             yield
         (twice if name in seen else seen).add(name)
+    yield from wide.empty(seen)
     return twice
 
 
@@ -426,8 +428,15 @@ def plan_delete(
     cls = messages.DeleteTopicsResponse.Responses
     response = messages.DeleteTopicsResponse()
     answers = response.responses
-    named = [(name, bytes(16)) for name in request.topic_names]
-    named += [(topic.name, topic.topic_id) for topic in request.topics]
+    named: list[tuple[str | None, bytes]] = []
+    for number, name in enumerate(request.topic_names):
+        if number % AT_ONCE == 0:
+            yield
+        named.append((name, NO_ID))
+    for number, topic in enumerate(request.topics):
+        if number % AT_ONCE == 0:
+            yield
+        named.append((topic.name, topic.topic_id))
 
     def refuse(name: str | None, topic_id: bytes, code: int, message: str | None = None) -> None:
         answers.append(cls(name=name, topic_id=topic_id, error_code=code, error_message=message))
@@ -438,21 +447,28 @@ def plan_delete(
         for name, topic_id in named:
             refuse(name, topic_id, code, "Topic deletion is disabled.")
             yield
+        yield from wide.empty(named)
         return [], response
 
-    yield
     double_names = yield from named_twice(name for name, _ in named if name is not None)
     double_ids = yield from named_twice(
         topic_id for name, topic_id in named if name is None and any(topic_id)
     )
     chosen: dict[bytes, Any] = {}
     for name in sorted(double_names):
-        refuse(name, bytes(16), errors.INVALID_REQUEST, "Duplicate topic name.")
+        refuse(name, NO_ID, errors.INVALID_REQUEST, "Duplicate topic name.")
         yield
     for topic_id in sorted(double_ids):
         refuse(None, topic_id, errors.INVALID_REQUEST, "Duplicate topic id.")
         yield
-    for name, topic_id in sorted(named, key=lambda pair: pair[0] is not None):  # ids first, as Kafka does
+    ids_first: list[tuple[str | None, bytes]] = []  # as Kafka does
+    for has_name in (False, True):
+        for number, pair in enumerate(named):
+            if number % AT_ONCE == 0:
+                yield
+            if (pair[0] is not None) is has_name:
+                ids_first.append(pair)
+    for name, topic_id in ids_first:
         yield
         if name in double_names or (name is None and topic_id in double_ids):
             continue
@@ -471,7 +487,7 @@ def plan_delete(
         else:
             topic = image.topics.get(name)
             if topic is None:
-                refuse(name, bytes(16), errors.UNKNOWN_TOPIC_OR_PARTITION)
+                refuse(name, NO_ID, errors.UNKNOWN_TOPIC_OR_PARTITION)
             elif topic.topic_id in chosen or topic.topic_id in double_ids:
                 chosen.pop(topic.topic_id, None)
                 refuse(
@@ -493,6 +509,7 @@ def plan_delete(
         answers.append(cls(name=topic.name, topic_id=topic_id))
         records.append(messages.RemoveTopicRecord(topic_id=topic_id))
         yield
+    yield from wide.empty(named, ids_first, double_names, double_ids, chosen)
     return records, response
 
 

@@ -23,7 +23,7 @@ from kafkad.coordinator.member import Reply
 from kafkad.coordinator.ports import Clock, Scheduler, Storage
 from kafkad.coordinator.shard import Done, Shard, commit_error
 from kafkad.coordinator.slices import Slices, until_closed
-from kafkad.protocol import errors, messages
+from kafkad.protocol import errors, messages, wide
 from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.protocol.strings import shown
 
@@ -273,8 +273,12 @@ class GroupCoordinator:
         if any(shard.loading and not shard.readable for shard in self.shards.values()):
             response.error_code = errors.COORDINATOR_LOAD_IN_PROGRESS
             return response
-        wanted_states = {state.strip().lower() for state in states}
-        if types and CLASSIC not in {kind.strip().lower() for kind in types}:
+        wanted_states = yield from wide.set_of(state.strip().lower() for state in states)
+        wanted_types = yield from wide.set_of(kind.strip().lower() for kind in types)
+        is_wanted = not types or CLASSIC in wanted_types
+        yield from wide.empty(wanted_types)
+        if not is_wanted:
+            yield from wide.empty(wanted_states)
             return response
         for shard in list(self.shards.values()):
             for number, group in enumerate(shard.all_seen()):
@@ -290,6 +294,7 @@ class GroupCoordinator:
                         group_type=CLASSIC,
                     )
                 )
+        yield from wide.empty(wanted_states)
         return response
 
     def delete_group(self, group_id: str | None, done: Done) -> None:

@@ -31,7 +31,7 @@ from kafkad.coordinator.transaction import (
     bumps_epoch,
 )
 from kafkad.coordinator.transaction_shard import Attempt, Done, TransactionShard
-from kafkad.protocol import errors, messages
+from kafkad.protocol import errors, messages, wide
 from kafkad.protocol.errors import KafkaError, Malformed
 
 logger = logging.getLogger(__name__)
@@ -473,9 +473,15 @@ class TransactionCoordinator:
         if any(shard.loading for shard in self.shards.values()):
             response.error_code = errors.COORDINATOR_LOAD_IN_PROGRESS
             return response
-        response.unknown_state_filters = [name for name in states if name not in STATES_BY_NAME]
-        wanted_states = {STATES_BY_NAME[name] for name in states if name in STATES_BY_NAME}
-        wanted_ids = set(producer_ids)
+        wanted_states = set()
+        for number, name in enumerate(states, 1):
+            if name in STATES_BY_NAME:
+                wanted_states.add(STATES_BY_NAME[name])
+            else:
+                response.unknown_state_filters.append(name)
+            if number % AT_ONCE == 0:
+                yield
+        wanted_ids = yield from wide.set_of(producer_ids)
         now_ms = self.clock.now_ms()
         for shard in list(self.shards.values()):
             for number, each in enumerate(list(shard.transactions.values())):

@@ -212,6 +212,31 @@ def test_freeing_gives_all_memory_back(topics, partitions):
     assert sys.getallocatedblocks() - before < held / 100
 
 
+@pytest.mark.parametrize("left", [0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("topics, partitions", [(1, 20_000), (20_000, 1), (100, 200)])
+def test_what_was_read_of_a_malformed_message_is_freed_in_steps(topics, partitions, left):
+    data = codec.encode(commit(topics, partitions), 8)
+    cut = data[: int(len(data) * left)] + b"\xff" * (len(data) - int(len(data) * left))
+    before = sys.getallocatedblocks()
+    decoding = Decoding(messages.OffsetCommitRequest, 8, cut)
+    with pytest.raises(Malformed):
+        while not decoding.step(1_000):
+            pass
+    read = sys.getallocatedblocks() - before
+    remains = decoding.remains()
+    with pytest.raises(ValueError):
+        decoding.message  # noqa: B018
+    most, blocks = 0, sys.getallocatedblocks()
+    ended = False
+    while not ended:
+        ended = remains.step(1_000)
+        now = sys.getallocatedblocks()
+        most, blocks = max(most, blocks - now), now
+    del decoding, remains
+    assert most < 6_000
+    assert sys.getallocatedblocks() - before < 200 < read
+
+
 def test_the_garbage_collector_does_not_look_at_messages():
     """It stopped everybody for as long as decoding took, each time that it walked them."""
     wide, _ = codec.decode(messages.OffsetCommitRequest, 8, codec.encode(commit(50, 50), 8))

@@ -116,3 +116,27 @@ def test_tracemalloc_that_starts_later_is_left_alone():
         assert use_heap(True) is False
     finally:
         tracemalloc.stop()
+
+
+UNMERGED = """
+import ctypes, sys
+from kafkad._native.serving.heap_objects import merge_freed_blocks, use_heap
+
+class Heap(ctypes.Structure):  # struct mallinfo2
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ord sm hblk hblkhd usm fsm uord ford keep".split()]
+
+mallinfo = ctypes.CDLL(None).mallinfo2
+mallinfo.restype = Heap
+if sys.argv[1] == "merge":
+    merge_freed_blocks()
+use_heap(True)
+many = [str(number) for number in range(100_000)]
+while many:
+    many.pop()
+print(mallinfo().fsm)
+"""
+
+
+def test_freed_blocks_do_not_wait_to_be_merged_all_together():
+    assert run(UNMERGED, "merge") == ["0"]
+    assert int(run(UNMERGED, "leave")[0]) > 1_000_000  # as the C library does by itself

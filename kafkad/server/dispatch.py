@@ -184,7 +184,9 @@ class Dispatcher:
             del request
             if inspect.isawaitable(answer):
                 return self._finish_in_steps(context, request_id, answer, held, size if stays else 0)
-            yield from self._respond_in_steps(context, request_id, [answer], held)
+            answers = [answer]
+            del answer  # otherwise the response is freed in one piece at the end
+            yield from self._respond_in_steps(context, request_id, answers, held)
             return None
         finally:
             if not stays:

@@ -230,6 +230,7 @@ def _fetch_response(version: int, groups: list[Any], answers: list[Any]) -> Step
             if number % AT_ONCE == 0:
                 yield
         yield
+    yield from codec.free_in_steps(topics)
     return response
 
 

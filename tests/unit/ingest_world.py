@@ -11,10 +11,12 @@ as plain readers do, lets another child finish, and looks again. It prints what 
 a death.
 """
 
+import importlib
 import json
 import os
 import shutil
 import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +36,18 @@ APPLICATION = "a-query's/id"
 BATCH, BATCHES = 40, 4
 BAD_EVERY, HOLE_EVERY, WORST_EVERY = 7, 11, 21
 TOPIC = "t"
+LIBRARIES = {
+    "parquet": (),
+    "delta": ("deltalake", "deltalake.transaction"),
+    "iceberg": (
+        "kafkad.ingest.iceberg_io",
+        "kafkad.ingest.iceberg_table",
+        "pyiceberg.avro.decoder_fast",
+        "pyiceberg.catalog.sql",
+        "pyiceberg.conversions",
+        "pyiceberg.io.pyarrow",
+    ),
+}
 LANDED = pa.schema(
     [
         ("id", pa.int64()),
@@ -161,8 +175,6 @@ def child(work: Any) -> int:
             work()
             os._exit(0)
         except BaseException:
-            import traceback
-
             traceback.print_exc()
             os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -183,8 +195,6 @@ def told_by_child(work: Any) -> Any:
             tell()
             os._exit(0)
         except BaseException:
-            import traceback
-
             traceback.print_exc()
             os._exit(1)
     os.close(writing)
@@ -194,7 +204,31 @@ def told_by_child(work: Any) -> Any:
     return json.loads(text)
 
 
+def preload(kind: str) -> None:
+    """Import what a table of this type needs, which each child would import again (Iceberg: 1 s of CPU)."""
+    for name in ("kafkad.ingest.delta_table", "kafkad.ingest.compact", *LIBRARIES[kind]):
+        importlib.import_module(name)
+
+
+def drivers(kind: str, root: Path, errors: list[Path]) -> None:
+    """As many jobs at once as there are files for what they write to stderr; prints their exit statuses."""
+    preload(kind)
+    pids = []
+    for path in errors:
+        if (pid := os.fork()) == 0:
+            status = 1
+            try:
+                job(kind, root)
+                status = 0
+            except BaseException:
+                path.write_text(traceback.format_exc())
+            os._exit(status)
+        pids.append(pid)
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]))
+
+
 def main(kind: str, folder: Path, step: int = 1, every: int = 1) -> None:
+    preload(kind)
     while True:
         root = folder / f"{kind}-{step}"
 

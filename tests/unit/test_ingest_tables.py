@@ -66,18 +66,23 @@ def test_a_pipeline_that_dies_at_any_step_leaves_each_record_once(kind: str, tmp
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_drivers_at_once_cannot_land_a_batch_twice(kind: str, tmp_path: Path):
     """Each may end the other by a sentence; a third run finishes."""
-    code = (
-        "from pathlib import Path; from tests.unit import ingest_world as w;"
-        f" w.job({kind!r}, Path({str(tmp_path / 't')!r}))"
-    )
-    drivers = [
-        subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    for driver in drivers:
-        told = driver.communicate(timeout=120)[1]
-        assert driver.returncode == 0 or "TableError" in told, told
-    last = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert last.returncode == 0, last.stderr
+
+    def run(count: int) -> list[str]:
+        """That many drivers at once: what each wrote to stderr."""
+        errors = [tmp_path / f"driver-{number}-of-{count}" for number in range(count)]
+        code = (
+            "from pathlib import Path; from tests.unit import ingest_world as w;"
+            f" w.drivers({kind!r}, Path({str(tmp_path / 't')!r}), [*map(Path, {[*map(str, errors)]})])"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        told = [path.read_text() if path.exists() else "" for path in errors]
+        for status, text in zip(json.loads(done.stdout), told, strict=True):
+            assert status == 0 or "TableError" in text, text
+        return told
+
+    run(2)
+    assert run(1) == [""]
     good = {tuple(each) for each in both([n for n in THERE if n not in DEAD])}
     dead = {tuple(each) for each in both(DEAD)}
     # the second driver may replay letters of the last batch that the first one has just committed

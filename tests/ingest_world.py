@@ -27,7 +27,7 @@ from kafkad.client.consumer import READ_COMMITTED, Consumer
 from kafkad.client.offsets import LATEST, list_offsets
 from tests.clients import wait_until
 from tests.resident import kafkad
-from tests.sparks import SPARK_JVM, prepare_spark
+from tests.sparks import INTERPRETED, SPARK_JVM, prepare_spark
 
 SOAK = os.environ.get("KAFKAD_SOAK") == "1"
 JOB_SECONDS = 3000 if SOAK else 240
@@ -37,7 +37,8 @@ SPARK = f"""
 master = "local[2]"
 conf."spark.driver.memory" = "1g"
 conf."spark.driver.extraJavaOptions" = "{" ".join(SPARK_JVM)}"
-"""
+conf."spark.executor.extraJavaOptions" = "{" ".join(SPARK_JVM)}"
+{"".join(f'conf."{key}" = "{value}"{chr(10)}' for key, value in INTERPRETED.items())}"""
 
 
 def fill(

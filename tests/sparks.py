@@ -2,7 +2,12 @@
 
 Half of what a session costs is the loading of classes. `prepare_spark` makes an archive of them once, by a
 session that does a little of everything; SPARK_JVM are the JVM options of every session. A JVM that finds the
-archive missing or unfit goes on without it."""
+archive missing or unfit goes on without it.
+
+Of the rest half is compilation: by the JVM, of what runs a few hundred times, and by Spark, of Java for each
+query. So the thresholds of the JVM are higher, and Spark interprets (INTERPRETED). Spark compiles, as it does
+for its users, in `test_spark_demo.py`, `test_ingest_volumes.py` (spark-submit) and the killed drivers of
+`test_spark_exactly_once.py`."""
 
 from __future__ import annotations
 
@@ -20,8 +25,18 @@ from typing import Any
 from tests.jvm import FAST_JVM, JARS, ROOT, class_archive, java, java_version
 
 ARCHIVE = JARS / f"spark-{version('pyspark')}-{java_version(java())}.jsa"
-SPARK_JVM = (*FAST_JVM, f"-XX:SharedArchiveFile={ARCHIVE}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
+SPARK_JVM = (
+    *FAST_JVM,
+    "-XX:Tier3InvocationThreshold=2000",
+    "-XX:Tier3MinInvocationThreshold=1000",
+    "-XX:Tier3CompileThreshold=5000",
+    f"-XX:SharedArchiveFile={ARCHIVE}",
+    "-Xlog:cds=off",
+    "-Xlog:cds+dynamic=off",
+)
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 SETTINGS = {
+    **INTERPRETED,
     "spark.ui.enabled": "false",
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": " ".join(SPARK_JVM),

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkad.protocol import codec, messages
-from tests.sparks import SPARK_JVM, end, prepare_spark
+from tests.sparks import INTERPRETED, SPARK_JVM, end, prepare_spark
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -46,7 +46,7 @@ def worlds(tmp_path_factory, pytestconfig):
     scratch = tmp_path_factory.mktemp("spark-matrix")
     with ExitStack() as until_the_end:
         prepare_spark()
-        spark = make_spark(**{"spark.driver.extraJavaOptions": " ".join(SPARK_JVM)})
+        spark = make_spark(**INTERPRETED, **{"spark.driver.extraJavaOptions": " ".join(SPARK_JVM)})
         until_the_end.callback(end, spark)
         secured = pytestconfig.getoption("secured")
         proxies = [until_the_end.enter_context(CountingProxy()) for _ in spark_matrix.SHOWN]

@@ -12,6 +12,7 @@ memory of a worker stays below MEMORY_MAX, as docs/operations.md says, and goes 
 The suite tries one size of each, with one worker and with two; `make soak` lets each grow."""
 
 import contextlib
+import functools
 import gzip
 import random
 import socket
@@ -413,9 +414,15 @@ def produce_empty_gzip_members(world, size, stack):
 def produce_tiny_records_in_every_codec(world, size, stack):
     frames = []
     for codec_id in (1, 2, 3, 4):
-        data = values(500_000, compression=codec_id)
+        data = tiny_records(codec_id)
         frames.append(produced([("big", [(i, data) for i in range(size * 4)])]))
     return sent(world, *frames)
+
+
+@functools.cache
+def tiny_records(codec_id):
+    """2 s of CPU for all codecs: made once for both worlds."""
+    return values(500_000, compression=codec_id)
 
 
 # Fetch

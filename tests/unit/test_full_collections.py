@@ -23,6 +23,14 @@ class World:
         return len(self.soon) > before
 
 
+@pytest.fixture(scope="module", autouse=True)
+def tests_that_are_frozen_again():
+    """See conftest.pytest_collection_finish: each gc.collect() of later tests would look at them."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def world():
     gc.unfreeze()

@@ -25,7 +25,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kafkad._native.serving.heap_objects import merge_freed_blocks
 from kafkad._native.shared import process, timeslice
 from kafkad.config.broker import BrokerConfig
 from kafkad.config.definition import ConfigError
@@ -77,7 +76,6 @@ def serve(config: BrokerConfig, workers: int = 1) -> int:
     for note in (*config.notes, *exposure.warnings(config, is_loopback)):
         logger.warning("%s", note)
     raise_descriptor_limit()
-    merge_freed_blocks()
     preload()
     gc.freeze()
     gc.enable()

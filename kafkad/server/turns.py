@@ -23,11 +23,12 @@ from collections.abc import Awaitable, Callable, Generator
 from time import monotonic
 from typing import Any
 
-from kafkad._native.serving.heap_objects import use_heap
+from kafkad._native.serving.heap_objects import merge_freed_blocks, use_heap
 
 TURN_S = 0.005  # of work between two rounds of the reactor
 QUANTUM_S = 0.001  # of one piece of work before the next one gets its share
 MUCH = 4  # turns of work, after which the heap is worth a trim
+MERGE_S = 5.0  # how long, after much work, freed blocks are merged at once: until the heap has been trimmed
 
 Steps = Generator[Any, None, Any]
 
@@ -42,6 +43,7 @@ class Turns:
         self._spent_s = 0.0  # since the last turn of the queue, by work that ran at once
         self._scheduled = False
         self._turns = 0  # since the queue was empty
+        self._merging_until: float | None = None  # freed blocks are merged at once
         self.on_idle: Callable[[], object] | None = None  # much work was done and freed
 
     def __len__(self) -> int:
@@ -82,12 +84,31 @@ class Turns:
         finally:
             use_heap(before)
         self._turns += 1
+        if self._turns >= MUCH:
+            self._merge_for_a_while()
         if self._queue:
             self._schedule()
         else:
             if self._turns >= MUCH and self.on_idle is not None:
                 self.on_idle()
             self._turns = 0
+
+    def _merge_for_a_while(self) -> None:
+        """What this work leaves is freed in short pieces, too, here or elsewhere."""
+        begins = self._merging_until is None
+        self._merging_until = self._loop.time() + MERGE_S
+        if begins:
+            merge_freed_blocks(True)
+            self._loop.call_later(MERGE_S, self._look_at_merging)
+
+    def _look_at_merging(self) -> None:
+        assert self._merging_until is not None
+        left_s = self._merging_until - self._loop.time()
+        if left_s > 0:
+            self._loop.call_later(left_s, self._look_at_merging)
+        else:
+            self._merging_until = None
+            merge_freed_blocks(False)
 
     def _work(self) -> None:
         self._spent_s = 0.0

@@ -120,24 +120,31 @@ def test_tracemalloc_that_starts_later_is_left_alone():
 
 UNMERGED = """
 import ctypes, sys
-from kafkad._native.serving.heap_objects import use_heap
+from kafkad._native.serving.heap_objects import merge_freed_blocks, use_heap
 
 class Heap(ctypes.Structure):  # struct mallinfo2
     _fields_ = [(name, ctypes.c_size_t) for name in "arena ord sm hblk hblkhd usm fsm uord ford keep".split()]
 
 mallinfo = ctypes.CDLL(None).mallinfo2
 mallinfo.restype = Heap
-before = mallinfo().fsm
 use_heap(True)
-many = [str(number) for number in range(100_000)]
-if sys.argv[1] == "later":
-    use_heap(False)
-while many:
-    many.pop()
-print(mallinfo().fsm - before)
+
+
+def freed():
+    before = mallinfo().fsm
+    many = [str(number) for number in range(100_000)]
+    while many:
+        many.pop()
+    return mallinfo().fsm - before
+
+
+for at_once in (False, True, False):
+    merge_freed_blocks(at_once)
+    print(freed())
 """
 
 
 def test_freed_blocks_do_not_wait_to_be_merged_all_together():
-    assert int(run(UNMERGED, "in it")[0]) <= 0
-    assert int(run(UNMERGED, "later")[0]) > 1_000_000  # as the C library does by itself
+    before, at_once, after = map(int, run(UNMERGED))
+    assert before > 1_000_000 and after > 1_000_000  # as the C library does by itself
+    assert at_once <= 0

@@ -177,3 +177,22 @@ def test_only_long_work_makes_its_objects_in_the_heap(monkeypatch):
     now, used = [False], []
     monkeypatch.setattr(turns, "use_heap", use_heap)
     asyncio.run(main())
+
+
+def test_freed_blocks_are_merged_at_once_during_much_work_and_for_a_while_after_it(monkeypatch):
+    async def main():
+        world = World()
+        assert await world.turns.run(world.work("a little", 100)) == "a little"
+        assert not told
+        for _ in range(2):
+            assert await world.turns.run(world.work("much", 40_000)) == "much"
+            assert told == [True]
+        while told == [True]:
+            await asyncio.sleep(0.01)
+        assert await world.turns.run(world.work("much", 40_000)) == "much"
+        assert told == [True, False, True]
+
+    told = []
+    monkeypatch.setattr(turns, "MERGE_S", 0.2)
+    monkeypatch.setattr(turns, "merge_freed_blocks", told.append)
+    asyncio.run(main())

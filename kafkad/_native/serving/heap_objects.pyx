@@ -14,9 +14,9 @@ accept both kinds of memory, which they distinguish by address. Only the functio
 GIL, and only if pymalloc's own are installed. With a debug allocator, tracemalloc or a free-threaded build nothing
 happens.
 
-While the heap is in use, the C library also merges each freed block with its free neighbours at once. By default it
-keeps blocks of up to 128 bytes in lists, and merges them all when a large block is allocated or freed: 100,000 of them
-in one piece, which takes up to 0.1 s.
+`merge_freed_blocks` makes the C library merge each freed block with its free neighbours at once. By default it keeps
+blocks of up to 128 bytes in lists, and merges them all when a large block is allocated or freed: 100,000 of them in one
+piece, which takes up to 0.1 s.
 
 Beware: `sys.getallocatedblocks()` does not count a heap block when it is allocated, but counts it when it is freed."""
 
@@ -117,6 +117,10 @@ def use_heap(bint wanted):
             return before
     for i in range(DOMAINS):
         PyMem_SetAllocator(domains[i], &heap[i] if wanted else &arenas[i])
-    mallopt(M_MXFAST, 0 if wanted else KEPT_MAX)
     in_heap = wanted
     return before
+
+
+def merge_freed_blocks(bint at_once):
+    """Set it for this process. A few freed blocks of each size still wait to be reused."""
+    mallopt(M_MXFAST, 0 if at_once else KEPT_MAX)

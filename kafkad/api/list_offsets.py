@@ -49,6 +49,7 @@ def list_offsets(services: Services, context: RequestContext, request: Any) -> G
             answer.partitions.append(found)
             if (name, asked.partition_index) in duplicates:
                 found.error_code = errors.INVALID_REQUEST
+                yield
                 continue
             try:
                 yield from _look_up(services, context, request, name, asked, found)

@@ -69,18 +69,20 @@ def write_txn_markers(services: Services, context: RequestContext, request: Any)
     codes: Codes = {}
     waiting = Waiting()
     for marker in request.markers:
+        yield
         for topic in marker.topics:
+            yield
             if not topic.partition_indexes:
                 continue  # not in Kafka's answer, either
             its = codes.setdefault(marker.producer_id, {}).setdefault(topic.name, {})
             for index in topic.partition_indexes:
+                yield
                 if not services.partitions.has_replica(topic.name, index):
                     its[index] = errors.UNKNOWN_TOPIC_OR_PARTITION  # as in Kafka: the coordinator tries again
                     continue
                 waiting.count += 1
                 its[index] = errors.REQUEST_TIMED_OUT
                 write_marker(services, topic.name, index, marker, waiting.note(its, index))
-                yield
     if waiting.count:
         return _when_durable(services, codes, waiting)
     return (yield from _response(codes))

@@ -139,10 +139,10 @@ def offset_fetch(services: Services, context: RequestContext, request: Any) -> G
             reply(_fetch_response(context.version, groups, answers))
 
     for position, group in enumerate(groups):
+        yield
         if group.topics is None and alike[group.group_id][0] != position:
             continue
         yield from _fetch_group(services, context, group, request.require_stable, partial(fetched, position))
-        yield
     if not missing:
         return (yield from _fetch_response(context.version, groups, answers))
 

@@ -79,12 +79,12 @@ def add_partitions_to_txn(services: Services, context: RequestContext, request: 
             reply(_response(asked, outcomes, version))
 
     for place, transaction in enumerate(asked):
+        yield
         codes = yield from _unknown_partitions(services, transaction)
         if any(codes.values()):
             answered(place, codes)
             continue
         _ask(services, transaction, list(codes), version, partial(answered, place))
-        yield
     if not missing:
         return (yield from _response(asked, outcomes, version))
 

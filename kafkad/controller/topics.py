@@ -104,6 +104,7 @@ def plan_create(image: MetadataImage, cluster: Cluster, request: Any, take: Take
         if "." in topic.name or "_" in topic.name:
             taken.setdefault(_folded(topic.name), topic.name)
     for name in sorted(twice):
+        yield
         response.topics.append(
             messages.CreateTopicsResponse.Topics(
                 name=name, error_code=errors.INVALID_REQUEST, error_message="Duplicate topic name."
@@ -520,6 +521,7 @@ def plan_grow(image: MetadataImage, cluster: Cluster, request: Any, take: Take =
     twice = yield from named_twice(topic.name for topic in request.topics)
     records: list[Any] = []
     for name in sorted(twice):
+        yield
         response.results.append(
             cls(name=name, error_code=errors.INVALID_REQUEST, error_message="Duplicate topic name.")
         )

@@ -1,5 +1,6 @@
-"""The clock of one node of a cluster of three is an hour off. Clients write and read with acks=all and
-min.insync.replicas=2, and all checks of cluster_checker hold."""
+"""The clock of one node of a cluster of three is an hour off, and so is that of each node that is started
+again meanwhile. Clients write and read with acks=all and min.insync.replicas=2, and all checks of
+cluster_checker hold."""
 
 import pytest
 

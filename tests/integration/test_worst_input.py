@@ -149,10 +149,12 @@ def arrays(spec, version, path=()):
 
 
 class Filler:
-    """Makes messages in which one array is `width` long and the others have one element."""
+    """Makes messages in which one array is `width` long and the others have one element. `alike`: all elements
+    name the same thing."""
 
-    def __init__(self, wide, width, chance):
-        self.wide, self.width, self.chance = wide, width, chance
+    def __init__(self, wide, width, chance, alike=None):
+        self.wide, self.width, self.chance, self.alike = wide, width, chance, alike
+        self.mark = MARK if alike is None else b"##"
         self.number = 0
         self.place = 0  # in the wide array: every other element is of a topic and a partition that are there
         self.block = []  # the wide array, and
@@ -171,7 +173,7 @@ class Filler:
             elements = []
             for place in range(count):
                 if path == self.wide:
-                    self.place = place
+                    self.place = place if self.alike is None else self.alike
                 elements.append(self.element(field, field.type[2:], version, path))
             if path == self.wide:
                 self.block, self.kind = elements, field.type[2:]
@@ -179,7 +181,8 @@ class Filler:
         return self.element(field, field.type, version, path)
 
     def element(self, field, kind, version, path):
-        self.number += 1
+        if self.alike is None:
+            self.number += 1
         if kind == "{}" and field.nullable[0] <= version <= field.nullable[1]:
             return None  # a cursor, which would be refused
         if field.struct is not None:
@@ -192,11 +195,11 @@ class Filler:
                 "topics",
                 "topic_names",
             )
-            return "t" if known else f"{field.name[:6]}-{MARK.decode()}{self.number}"
+            return "t" if known else f"{field.name[:6]}-{self.mark.decode()}{self.number}"
         if kind in ("bytes", "records"):
             return b"x"
         if kind == "uuid":
-            return MARK + self.number.to_bytes(14, "big")
+            return self.mark + self.number.to_bytes(14, "big")
         if kind == "bool":
             return field.name in ("validate_only", "include_synonyms")
         if kind == "float64":
@@ -206,13 +209,13 @@ class Filler:
         if field.name in ("partition_index", "partition_indexes", "index", "partition", "partitions"):
             if kind != "int32" or self.place % 2 == 0:
                 return self.place % 8
-            return int.from_bytes(MARK, "big") << 16 | self.number
-        return self.chance.choice((0, 1))
+            return int.from_bytes(self.mark, "big") << 16 | self.number
+        return self.chance.choice((0, 1)) if self.alike is None else 0
 
 
-def wide_frame(request_class, version, path, width, chance):
+def wide_frame(request_class, version, path, width, chance, alike=None):
     """The frame of a request whose array at `path` has `width` elements."""
-    filler = Filler(path, min(width, BLOCK), chance)
+    filler = Filler(path, min(width, BLOCK), chance, alike)
     message = filler.message(request_class, version)
     frame = codec.encode_request(message, version, 7, "worst")
     compact = version >= request_class.FLEXIBLE_VERSION
@@ -253,14 +256,14 @@ def uvarint(value):
     return bytes(encoded)
 
 
-def worst_of(broker, neighbour, row, version, chance, widths):
+def worst_of(broker, neighbour, row, version, chance, widths, alike=None):
     """[(seconds that others waited, the same by the clock, width, path, served)] of the widest requests that
     are served."""
     found = []
     request_class = codec.request_class(row.key)
     for path in arrays(request_class.SPEC, version):
         for width in widths:
-            frame = wide_frame(request_class, version, path, width, chance)
+            frame = wide_frame(request_class, version, path, width, chance, alike)
             waits = []
             for _ in range(TRIES):
                 neighbour.begin()
@@ -294,9 +297,11 @@ def ask(broker, frame):
     return True
 
 
-def check(broker, neighbour, row, version, widths=WIDTHS):
+def check(broker, neighbour, row, version, widths=WIDTHS, alike=None):
     chance = random.Random(SEED * 1000 + row.key * 100 + version)
-    for waited, by_clock, width, path, served in worst_of(broker, neighbour, row, version, chance, widths):
+    for waited, by_clock, width, path, served in worst_of(
+        broker, neighbour, row, version, chance, widths, alike
+    ):
         times = f"{waited * 1000:.0f} ms, {by_clock * 1000:.0f} ms by the clock"
         print(f"{row.name} v{version} {path} x {width}: {times}{'' if served else ', refused'}")
         assert waited < WAIT_MAX, f"{row.name} v{version}: {path} of {width}"
@@ -337,6 +342,14 @@ def test_the_widest_requests_do_not_stop_the_others(broker, neighbour, row, roun
     for version in range(row.low, row.high + 1):
         for width in WIDTHS:
             check(broker, neighbour, row, version, (width,))
+
+
+@pytest.mark.soak_only
+@pytest.mark.parametrize("place", [0, 1], ids=["there", "unknown"])
+@pytest.mark.parametrize("row", SERVED, ids=lambda row: row.name)
+def test_requests_that_name_the_same_again_and_again_do_not_stop_the_others(broker, neighbour, row, place):
+    for version in range(row.low, row.high + 1):
+        check(broker, neighbour, row, version, alike=place)
 
 
 def test_memory_has_gone_back(broker):

@@ -17,7 +17,8 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -49,6 +50,7 @@ from kafkad.protocol.errors import KafkaError, Malformed
 logger = logging.getLogger("kafkad.log")
 
 REMOTE_INDEX_CACHE = "remote-log-index-cache"
+OF_RECORDS = (RECOVERY_POINTS, HIGH_WATERMARKS)  # the checkpoints that show whether a log had records
 
 
 class Directories(Protocol):
@@ -72,6 +74,22 @@ class Directories(Protocol):
     def delete_closed(self, directory: Directory, path: str, topic: str, index: int) -> None: ...
     def remove_later(self, delay_ms: int, path: str) -> None: ...
     def go_offline(self, directory: Directory) -> None: ...
+
+
+def misses_logs(directories: Iterable[Directory], is_here: Callable[[str, int], bool]) -> bool:
+    """Return whether logs that had records by the checkpoints are gone, before any is opened. Trouble with a
+    file is left to `Loading`."""
+    there: set[Key] = set()
+    named: set[Key] = set()
+    for directory in directories:
+        with suppress(OSError):
+            parsed = map(parse_directory, os.listdir(directory.path))
+            there.update(found[:2] for found in parsed if found is not None)
+        for name in OF_RECORDS:
+            with suppress(OSError, Malformed):
+                offsets = read_offsets(os.path.join(directory.path, name))
+                named.update(key for key, offset in offsets.items() if offset > 0)
+    return any(is_here(*key) for key in named - there)
 
 
 @dataclass(slots=True, frozen=True)
@@ -166,15 +184,10 @@ class Loading:
         """Note the logs that had records by the checkpoints and are gone. Whoever removed them while the
         broker ran, or after it, left the checkpoints."""
         wanted = self._wanted
-        for name in (RECOVERY_POINTS, HIGH_WATERMARKS):
+        for name in OF_RECORDS:
             for key, offset in directory.written.get(name, {}).items():
-                if offset > directory.missing.get(key, 0) and key not in self._there:
-                    topic_id = wanted.id_of(key[0])
-                    others = wanted.mine is not None and (
-                        topic_id is None or not wanted.mine(key[0], topic_id, key[1])
-                    )
-                    if wanted.is_known(*key) and not (self._dirs.restarted and others):
-                        directory.missing[key] = offset
+                if offset > directory.missing.get(key, 0) and key not in self._there and wanted.is_known(*key):
+                    directory.missing[key] = offset
 
     def _keep_checkpoints(self, directory: Directory) -> None:
         """Keep what the checkpoints have about our logs, and with one worker about all others."""

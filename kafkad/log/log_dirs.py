@@ -59,7 +59,7 @@ from kafkad.log.filenames import (
 from kafkad.log.flusher import FATAL, is_fatal
 from kafkad.log.identity import DirectoryTrouble as DirectoryTrouble
 from kafkad.log.identity import identify
-from kafkad.log.loading import Loading, Wanted
+from kafkad.log.loading import Loading, Wanted, misses_logs
 from kafkad.log.log import Log
 from kafkad.log.log_starts import LogStarts, keep_all
 from kafkad.log.metadata_files import metadata_config
@@ -319,9 +319,11 @@ class LogDirs:
         """The ids of the online directories for logs, which a broker registers."""
         return [directory.id for directory in self.directories() if not directory.offline]
 
-    def misses_logs(self) -> bool:
-        """Return whether logs that had records were gone at the start, and are not created anew yet."""
-        return any(directory.missing for directory in self._directories)
+    def misses_logs(self, is_here: Callable[[str, int], bool]) -> bool:
+        """Return whether logs that had records are gone. `is_here(topic, index)`: by the metadata, this broker
+        has a replica. Before `load`."""
+        online = [directory for directory in self.directories() if not directory.offline]
+        return misses_logs(online, is_here)
 
     def directory_of(self, topic: str, index: int) -> Directory:
         return self._logs[topic, index][1]
@@ -403,20 +405,22 @@ class LogDirs:
             return log
 
     def _mind_missing(self, key: Key, online: list[Directory], needed: bool) -> list[Directory]:
-        """Return where a log may be created: where one is `missing`, if its directory is there again. Raises
-        KafkaError."""
+        """Return where a log may be created: where one is `missing`, if an empty directory is there now. Raises
+        KafkaError, OSError."""
         for directory in online:
             end = directory.missing.get(key)
             if end is None:
                 continue
             path = os.path.join(directory.path, partition_directory(*key))
             if os.path.isdir(path):
+                if os.listdir(path):  # perhaps still being copied; its offsets are read at a start only
+                    raise KafkaError(KAFKA_STORAGE_ERROR, f"{path} is back: restart the broker to load it")
                 return [directory]
             if needed:
                 raise KafkaError(
                     KAFKA_STORAGE_ERROR,
-                    f"{path} is gone, with records up to offset {end}: put it back, or make it, empty, to go"
-                    " on without them",
+                    f"{path} is gone, with records up to offset {end}: put it back and restart the broker, or"
+                    " create it, empty, to go on without them",
                 )
             logger.error("%s is gone, with records up to offset %d: the log begins empty", path, end)
             del directory.missing[key]

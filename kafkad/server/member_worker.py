@@ -33,7 +33,7 @@ from kafkad._native.serving.replication_quota import ReplicationQuota
 from kafkad.api.context import RequestContext
 from kafkad.api.node_endpoints import node_entry
 from kafkad.config.broker import BrokerConfig
-from kafkad.controller.brokers import NotRegistered, Registration
+from kafkad.controller.brokers import NO_EPOCH, NotRegistered, Registration
 from kafkad.controller.configs import Absolute, Incremental, Outcome
 from kafkad.log.log import Log
 from kafkad.metadata.image import MetadataImage, PartitionState
@@ -396,9 +396,16 @@ class MemberWorker(Worker):
             self.lifecycle.resume(before.epoch, fenced=before.fenced)
             self._resumed = True  # heartbeats begin with the loop, when logs are open
         else:
+            if self.log_dirs.previous_broker_epoch != NO_EPOCH and self.log_dirs.misses_logs(self._is_here):
+                self.lifecycle.lost_records()
             self._run(self.lifecycle.run())
             await self.lifecycle.caught_up.wait()
         self.log_dirs.broker_epoch = self.lifecycle.epoch
+
+    def _is_here(self, name: str, index: int) -> bool:
+        topic = self.raft.image.topics.get(name)
+        state = None if topic is None else topic.partitions.get(index)
+        return state is not None and self.config.node_id in state.replicas
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
@@ -428,8 +435,6 @@ class MemberWorker(Worker):
 
     def _open_logs(self) -> None:
         super()._open_logs()
-        if self.log_dirs.misses_logs():
-            self.lifecycle.lost_records()
         self.replicas.lag_ms_max = self.config.replica_lag_time_max_ms
         self.moves = CoordinatorMoves()
         self._tell_dropped = self.partitions.on_dropped  # to other workers

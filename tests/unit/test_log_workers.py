@@ -437,6 +437,25 @@ def test_a_topic_deleted_while_its_worker_was_away_goes_when_it_comes_back(disks
     assert [name for name in os.listdir(disks.paths[0]) if name.endswith("-delete")] == []
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_worker_0_keeps_the_offsets_of_another_ones_log_whose_directory_was_removed(disks, fork, restarted):
+    """Otherwise the next start would make it anew, empty, and it would lead."""
+    ours = next(name for name in "pqrstu" if owner_of(id_of(name), 0, WORKERS) == 0)
+    other = next(name for name in "pqrstu" if owner_of(id_of(name), 0, WORKERS) == 1)
+    disks.topics = {other: id_of(other)}
+    write_offsets(disks.path(HIGH_WATERMARKS), {(other, 0): 7})
+
+    def checkpoints(child, disks):
+        worker = Worker(disks, 0, restarted=restarted)
+        worker.create(ours).append_client(batch(), 1_000)
+        worker.dirs.checkpoint()
+        worker.scheduler.settle()
+        child.tell()
+
+    fork(checkpoints, disks).hear()
+    assert disks.offsets(HIGH_WATERMARKS) == {(ours, 0): 1, (other, 0): 7}
+
+
 def test_an_unknown_directory_is_a_stray_of_worker_0_when_the_broker_starts(disks, fork):
     disks.dirs.finish(False)
     os.makedirs(disks.path("nobody-0"))

@@ -45,11 +45,12 @@ AFTER_S: Final = 0.2
 REFUSE_S: Final = 0.1  # between the end and the closing of connections
 DRAIN_S: Final = 0.1  # at most; what is not replicated by then is answered as if nothing had been held
 LOOK_S: Final = 0.002
+AGAIN_S: Final = 0.05  # at most, between two tries of a Produce that the new leader refuses
 AT_ONCE: Final = 500  # partitions that are looked at in one turn
 BYTES_MAX: Final = 64 << 20  # of records that wait here
 TOPIC_IDS_FROM: Final = 13
 
-# The new leader has not heard of it yet.
+# The new leader has not heard of it yet, or waits for earlier batches of the producer.
 NOT_YET: Final = frozenset(
     {errors.NOT_LEADER_OR_FOLLOWER, errors.UNKNOWN_TOPIC_OR_PARTITION, errors.UNKNOWN_TOPIC_ID}
 )
@@ -214,12 +215,14 @@ class ProduceHandover:
             index=waiting.partition, error_code=errors.NOT_LEADER_OR_FOLLOWER, base_offset=-1
         )
         ends_at = self._loop.time() + HOLD_S if self._leaves else self._ends_at + AFTER_S
+        pause_s = LOOK_S
         while (state := self._state(waiting)) is not None and self._loop.time() < ends_at:
             if state.leader not in (self._me, -1):
                 found = await self._forward(waiting, state.leader)
                 if found.error_code not in NOT_YET:
                     break
-            await asyncio.sleep(LOOK_S)
+                pause_s = min(pause_s * 2, AGAIN_S)
+            await asyncio.sleep(pause_s)
         if found.error_code in NOT_FOR_US:
             found.error_code = errors.NOT_LEADER_OR_FOLLOWER
         return self._with_leader(waiting, found)

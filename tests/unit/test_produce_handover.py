@@ -73,3 +73,28 @@ def test_what_overtakes_a_refused_produce_is_to_come_again_where_the_leader_does
         world.log.append_client(idempotent(2, 1), world.now_ms)
 
     asyncio.run(work())
+
+
+def test_a_produce_that_the_new_leader_refuses_is_not_forwarded_all_the_time(monkeypatch):
+    """It may be one that overtook a lost one: the new leader refuses it until the client has sent that again."""
+    monkeypatch.setattr(produce_handover, "HOLD_SOME_S", 0.5)
+    asked = []
+
+    async def ask(broker, request, **how):
+        asked.append(request)
+        answer = messages.ProduceResponse.Responses.PartitionResponses(
+            index=0, error_code=errors.NOT_LEADER_OR_FOLLOWER
+        )
+        return messages.ProduceResponse(
+            responses=[messages.ProduceResponse.Responses(name="t", partition_responses=[answer])]
+        )
+
+    async def work():
+        handover = handover_of(2, ask)
+        assert await handover.begin([], [("t", 0)])
+        waiting = Waiting(SimpleNamespace(listener="L"), 1, 12, 1, -1, 1000, None, b"t", 0, b"records")
+        (topic,) = (await handover._answer(waiting)).responses
+        assert topic.partition_responses[0].error_code == errors.NOT_LEADER_OR_FOLLOWER
+        assert 2 <= len(asked) <= 25
+
+    asyncio.run(work())

@@ -163,7 +163,11 @@ class BrokerLifecycle:
             )
 
     def lost_records(self) -> None:
-        """Register as after an unclean stop, before `run`: with ELR the broker then leaves all ISRs."""
+        """Register as after an unclean stop, if called before `run`: with ELR the broker then leaves all ISRs."""
+        logger.warning(
+            "broker %d registers as after an unclean stop: logs that had records are gone",
+            self._registration.broker_id,
+        )
         self._registration = self._registration._replace(previous_epoch=NO_EPOCH)
 
     def _registration_request(self) -> Any:

@@ -3,6 +3,7 @@ and in order, whichever worker or broker is killed meanwhile."""
 
 import contextlib
 import itertools
+import shutil
 import threading
 from collections import defaultdict
 
@@ -136,6 +137,31 @@ def consume(bootstrap, topic, count, group="first"):
     consumer.close()
     assert all(len(numbers) == max(numbers) + 1 for numbers in found.values())
     return total
+
+
+def test_a_broker_of_two_workers_starts_without_a_log_and_says_so_when_it_registers(tmp_path):
+    """Each worker sees that it is gone; worker 0 registers before any log is opened."""
+    with MemberCluster(tmp_path, brokers=1, workers=2) as cluster:
+        made = cluster.admin.create_topics([NewTopic("lost", 2, 1)])
+        made["lost"].result(30)
+        producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+        for index in range(2):
+            producer.produce("lost", b"record", partition=index)
+        assert producer.flush(30) == 0
+        broker = cluster.members[1]
+        assert broker.stop() == 0
+        (directory,) = tmp_path.glob("**/lost-0")
+        shutil.rmtree(directory)
+        broker.start()
+        for index in range(2):
+            producer.produce("lost", b"record", partition=index)
+        assert producer.flush(30) == 0
+        ends = [len(batches(cluster.nodes[1], "lost", index)) for index in range(2)]
+        assert ends == [1, 2], broker.log
+        assert broker.log.count("registers as after an unclean stop") == 1
+        assert broker.log.count("lost-0 is gone, with records up to offset 1: the log begins empty") == 1
+        assert "Traceback" not in broker.log
+        assert broker.stop() == 0
 
 
 @pytest.fixture

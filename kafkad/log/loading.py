@@ -76,9 +76,9 @@ class Directories(Protocol):
     def go_offline(self, directory: Directory) -> None: ...
 
 
-def misses_logs(directories: Iterable[Directory], is_here: Callable[[str, int], bool]) -> bool:
-    """Return whether logs that had records by the checkpoints are gone, before any is opened. Trouble with a
-    file is left to `Loading`."""
+def misses_logs(directories: Iterable[Directory], counts: Callable[[str, int], bool]) -> bool:
+    """Return whether the log of a partition that `counts` had records by the checkpoints and is gone. Files
+    that cannot be read are skipped here: `Loading` reports them."""
     there: set[Key] = set()
     named: set[Key] = set()
     for directory in directories:
@@ -89,7 +89,7 @@ def misses_logs(directories: Iterable[Directory], is_here: Callable[[str, int], 
             with suppress(OSError, Malformed):
                 offsets = read_offsets(os.path.join(directory.path, name))
                 named.update(key for key, offset in offsets.items() if offset > 0)
-    return any(is_here(*key) for key in named - there)
+    return any(counts(*key) for key in named - there)
 
 
 @dataclass(slots=True, frozen=True)

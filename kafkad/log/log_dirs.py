@@ -319,11 +319,11 @@ class LogDirs:
         """The ids of the online directories for logs, which a broker registers."""
         return [directory.id for directory in self.directories() if not directory.offline]
 
-    def misses_logs(self, is_here: Callable[[str, int], bool]) -> bool:
-        """Return whether logs that had records are gone. `is_here(topic, index)`: by the metadata, this broker
-        has a replica. Before `load`."""
+    def misses_logs(self, counts: Callable[[str, int], bool]) -> bool:
+        """Return whether the log of a partition that `counts(topic, index)` had records and is gone. Call it
+        before `load`."""
         online = [directory for directory in self.directories() if not directory.offline]
-        return misses_logs(online, is_here)
+        return misses_logs(online, counts)
 
     def directory_of(self, topic: str, index: int) -> Directory:
         return self._logs[topic, index][1]

@@ -396,16 +396,18 @@ class MemberWorker(Worker):
             self.lifecycle.resume(before.epoch, fenced=before.fenced)
             self._resumed = True  # heartbeats begin with the loop, when logs are open
         else:
-            if self.log_dirs.previous_broker_epoch != NO_EPOCH and self.log_dirs.misses_logs(self._is_here):
+            stopped_cleanly = self.log_dirs.previous_broker_epoch != NO_EPOCH
+            if stopped_cleanly and self.log_dirs.misses_logs(self._is_replicated):
                 self.lifecycle.lost_records()
             self._run(self.lifecycle.run())
             await self.lifecycle.caught_up.wait()
         self.log_dirs.broker_epoch = self.lifecycle.epoch
 
-    def _is_here(self, name: str, index: int) -> bool:
+    def _is_replicated(self, name: str, index: int) -> bool:
+        """Return whether this broker and others have replicas of a partition."""
         topic = self.raft.image.topics.get(name)
         state = None if topic is None else topic.partitions.get(index)
-        return state is not None and self.config.node_id in state.replicas
+        return state is not None and self.config.node_id in state.replicas and len(state.replicas) > 1
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:

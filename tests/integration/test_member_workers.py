@@ -139,28 +139,42 @@ def consume(bootstrap, topic, count, group="first"):
     return total
 
 
-def test_a_broker_of_two_workers_starts_without_a_log_and_says_so_when_it_registers(tmp_path):
+def test_a_broker_of_several_workers_starts_without_a_log_and_says_so_when_it_registers(tmp_path):
     """Each worker sees that it is gone; worker 0 registers before any log is opened."""
-    with MemberCluster(tmp_path, brokers=1, workers=2) as cluster:
-        made = cluster.admin.create_topics([NewTopic("lost", 2, 1)])
-        made["lost"].result(30)
-        producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
-        for index in range(2):
-            producer.produce("lost", b"record", partition=index)
-        assert producer.flush(30) == 0
+    with MemberCluster(tmp_path, brokers=2, workers={1: 2, 2: 1}) as cluster:
+        replicas = {"alone": [[1]], "kept": [[1, 2], [2, 1]]}
+        for name, assignment in replicas.items():
+            made = cluster.admin.create_topics(
+                [NewTopic(name, len(assignment), replica_assignment=assignment)]
+            )
+            made[name].result(30)
+        producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "log_level": 0})
+
+        def produce():
+            for name, assignment in replicas.items():
+                for index in range(len(assignment)):
+                    producer.produce(name, b"record", partition=index)
+            assert producer.flush(60) == 0
+
+        def restart_without(name):
+            assert broker.stop() == 0
+            shutil.rmtree(broker.node.data_dir / name)
+            broker.start()
+            cluster.whole("kept")
+            assert "Traceback" not in broker.log
+            return broker.log
+
         broker = cluster.members[1]
-        assert broker.stop() == 0
-        (directory,) = tmp_path.glob("**/lost-0")
-        shutil.rmtree(directory)
-        broker.start()
+        produce()
+        log = restart_without("alone-0")  # no other broker would follow it
+        assert log.count("alone-0 is gone, with records up to offset 1: the log begins empty") == 1
+        assert "registers as after an unclean stop" not in log
+        log = restart_without("kept-0")
+        assert log.count("kept-0 is gone, with records up to offset 1: the log begins empty") == 1
+        assert log.count("registers as after an unclean stop") == 1
+        produce()
         for index in range(2):
-            producer.produce("lost", b"record", partition=index)
-        assert producer.flush(30) == 0
-        ends = [len(batches(cluster.nodes[1], "lost", index)) for index in range(2)]
-        assert ends == [1, 2], broker.log
-        assert broker.log.count("registers as after an unclean stop") == 1
-        assert broker.log.count("lost-0 is gone, with records up to offset 1: the log begins empty") == 1
-        assert "Traceback" not in broker.log
+            assert len(batches(cluster.nodes[1], "kept", index)) == 2
         assert broker.stop() == 0
 
 

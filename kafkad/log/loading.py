@@ -186,8 +186,9 @@ class Loading:
         wanted = self._wanted
         for name in OF_RECORDS:
             for key, offset in directory.written.get(name, {}).items():
-                if offset > directory.missing.get(key, 0) and key not in self._there and wanted.is_known(*key):
-                    directory.missing[key] = offset
+                is_gone = offset > 0 and key not in self._there
+                if is_gone and wanted.is_known(*key):
+                    directory.missing[key] = max(offset, directory.missing.get(key, 0))
 
     def _keep_checkpoints(self, directory: Directory) -> None:
         """Keep what the checkpoints have about our logs, and with one worker about all others."""

@@ -405,8 +405,8 @@ class LogDirs:
             return log
 
     def _mind_missing(self, key: Key, online: list[Directory], needed: bool) -> list[Directory]:
-        """Return where a log may be created: where one is `missing`, if an empty directory is there now. Raises
-        KafkaError, OSError."""
+        """Return where a log may be created: where one is `missing`, if an empty directory is there now.
+        Raises KafkaError, OSError."""
         for directory in online:
             end = directory.missing.get(key)
             if end is None:

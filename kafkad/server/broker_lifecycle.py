@@ -163,7 +163,7 @@ class BrokerLifecycle:
             )
 
     def lost_records(self) -> None:
-        """Register as after an unclean stop, if called before `run`: with ELR the broker then leaves all ISRs."""
+        """Register as after an unclean stop: with ELR the broker leaves all ISRs. Call it before `run`."""
         logger.warning(
             "broker %d registers as after an unclean stop: logs that had records are gone",
             self._registration.broker_id,

@@ -76,7 +76,7 @@ def test_what_overtakes_a_refused_produce_is_to_come_again_where_the_leader_does
 
 
 def test_a_produce_that_the_new_leader_refuses_is_not_forwarded_all_the_time(monkeypatch):
-    """It may be one that overtook a lost one: the new leader refuses it until the client has sent that again."""
+    """The one before it may be lost: the new leader refuses it until the client has sent that again."""
     monkeypatch.setattr(produce_handover, "HOLD_SOME_S", 0.5)
     asked = []
 

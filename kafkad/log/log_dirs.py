@@ -363,12 +363,11 @@ class LogDirs:
             online = [directory for directory in self.directories() if not directory.offline]
             if assigned is not None:
                 online = [directory for directory in online if directory.id == assigned]
-            else:
-                online = self.moves.choose(key, online)
             if not online:
                 which = "all log directories are" if assigned is None else "its log directory is"
                 raise KafkaError(KAFKA_STORAGE_ERROR, f"{which} offline")
-            directory = self._place_in(self._mind_missing(key, online, needed))
+            online = self._mind_missing(key, online, needed)
+            directory = self._place_in(online if assigned is not None else self.moves.choose(key, online))
             path = os.path.join(directory.path, partition_directory(topic, index))
             try:
                 self._check_no_offsets(directory, path, key)

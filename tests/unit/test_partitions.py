@@ -337,3 +337,23 @@ def test_a_replica_whose_directory_is_gone_does_not_lead_with_an_empty_log(world
     log = world.partitions.get("t", 0)
     assert (log.directory, log.end_offset) == (path, int(then == "back"))
     assert not world.disks.dirs.misses_logs(lambda topic, index: True)
+
+
+def test_a_replica_whose_directory_is_gone_is_not_made_elsewhere_either(tmp_path):
+    """AlterReplicaLogDirs names the other directory, and the metadata do not know in which one it was."""
+    world = World(tmp_path, 2)
+    made = topic_id("t")
+    there = partition(made, 0)
+    there.replicas = [BROKER, 2]
+    world.commit(messages.TopicRecord(name="t", topic_id=made), there)
+    log = world.partitions.get("t", 0)
+    log.append_client(batch(), 1_000)
+    world.disks.dirs.close()
+    shutil.rmtree(log.directory)
+    world.restart()
+    for path in world.disks.paths:
+        world.disks.dirs.moves.prefer("t", 0, path)
+        world.disks.scheduler.run(5_000)
+        with pytest.raises(KafkaError):
+            world.partitions.get("t", 0)
+        assert not os.path.exists(f"{path}/t-0")

@@ -15,8 +15,9 @@ signs for each log, which cost nothing because a start reads both anyway:
 
 A log without these signs is checked as after a kill.
 
-If the wall clock was set back while the broker ran, segments are from its future at the stop. The file then
-gets the time of the newest one, and the first sign is worth less until the clock has caught up."""
+If the wall clock was set back while the broker ran, segments have later times than the stop. The file then
+gets the time of the newest segment. Until the clock has caught up, the first sign does not show that a
+segment was written after the stop."""
 
 import json
 import os

@@ -94,7 +94,8 @@ class Turns:
             self._turns = 0
 
     def _merge_for_a_while(self) -> None:
-        """What this work leaves is freed in short pieces, too, here or elsewhere."""
+        """Merge freed blocks at once until MERGE_S after the last turn of much work: its results are freed after
+        it, by whoever holds them."""
         begins = self._merging_until is None
         self._merging_until = self._loop.time() + MERGE_S
         if begins:

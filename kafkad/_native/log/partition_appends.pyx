@@ -167,12 +167,12 @@ cdef class PartitionAppends(PartitionFlushes):
                 self.count_isr(self.row.isr_count, self.row.isr_count_max)
 
     def expect_stragglers(self, int64_t ms) -> None:
-        """Some batches will be refused in the next `ms` although this broker leads: let those that overtake them come
-        again, as at the begin of a term."""
+        """Treat the next `ms` like the time before this broker led: it may refuse batches. A batch that overtakes one of
+        them gets NOT_LEADER_OR_FOLLOWER, until NEW_LEADER_MS later."""
         self.opened_ms = kafkad_monotonic_ms() + ms
 
     def expect_order(self) -> None:
-        """Take a gap in a producer's sequence for one from now on, also if this leader is new. For tests."""
+        """Answer OUT_OF_ORDER_SEQUENCE_NUMBER to a gap from now on, although this leader is new. For tests."""
         self.opened_ms = INT64_MIN
 
     cdef bint must_roll(self, Segment* segment, int64_t size, int64_t max_timestamp, int64_t last_offset,
@@ -295,8 +295,9 @@ cdef class PartitionAppends(PartitionFlushes):
                 return NEED_PYTHON
             if code == OUT_OF_ORDER_SEQUENCE_NUMBER and origin == CLIENT and (
                     kafkad_monotonic_ms() - NEW_LEADER_MS < self.opened_ms):
-                # The batches before this one may have come a moment too early, and been refused. Now they come again
-                # in their order; the error code would make librdkafka repeat all, under a new producer epoch.
+                # The batches before this one may have come before this broker led, and been refused. After this answer
+                # librdkafka sends all in order again; OUT_OF_ORDER_SEQUENCE_NUMBER would make it repeat records that
+                # are in the log, under a new producer epoch.
                 info.message = b"this leader is new: earlier batches of the producer have to come first"
                 return NOT_LEADER_OR_FOLLOWER
             if code != 0 and origin != REPLICA:

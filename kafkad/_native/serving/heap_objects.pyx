@@ -122,5 +122,6 @@ def use_heap(bint wanted):
 
 
 def merge_freed_blocks(bint at_once):
-    """Set it for this process. A few freed blocks of each size still wait to be reused."""
+    """Merge freed blocks at once in this process, or again as the C library does by default. A few freed blocks of each
+    size are still kept for reuse."""
     mallopt(M_MXFAST, 0 if at_once else KEPT_MAX)

@@ -94,8 +94,8 @@ class Turns:
             self._turns = 0
 
     def _merge_for_a_while(self) -> None:
-        """Merge freed blocks at once until MERGE_S after the last turn of much work: its results are freed after
-        it, by whoever holds them."""
+        """Merge freed blocks at once until MERGE_S after the last turn of much work, whose results are freed
+        later."""
         begins = self._merging_until is None
         self._merging_until = self._loop.time() + MERGE_S
         if begins:

@@ -45,7 +45,7 @@ AFTER_S: Final = 0.2
 REFUSE_S: Final = 0.1  # between the end and the closing of connections
 DRAIN_S: Final = 0.1  # at most; what is not replicated by then is answered as if nothing had been held
 LOOK_S: Final = 0.002
-AGAIN_S: Final = 0.05  # at most, between two tries of a Produce that the new leader refuses
+AGAIN_S: Final = 0.05  # at most, between two tries of a Produce that came before earlier ones
 AT_ONCE: Final = 500  # partitions that are looked at in one turn
 BYTES_MAX: Final = 64 << 20  # of records that wait here
 TOPIC_IDS_FROM: Final = 13
@@ -221,7 +221,10 @@ class ProduceHandover:
                 found = await self._forward(waiting, state.leader)
                 if found.error_code not in NOT_YET:
                     break
-                pause_s = min(pause_s * 2, AGAIN_S)
+                if (
+                    found.error_message is not None
+                ):  # it leads, but earlier batches of the producer come first
+                    pause_s = min(pause_s * 2, AGAIN_S)
             await asyncio.sleep(pause_s)
         if found.error_code in NOT_FOR_US:
             found.error_code = errors.NOT_LEADER_OR_FOLLOWER

@@ -75,15 +75,17 @@ def test_what_overtakes_a_refused_produce_is_to_come_again_where_the_leader_does
     asyncio.run(work())
 
 
-def test_a_produce_that_the_new_leader_refuses_is_not_forwarded_all_the_time(monkeypatch):
-    """The one before it may be lost: the new leader refuses it until the client has sent that again."""
+@pytest.mark.parametrize("message", ["earlier batches of the producer have to come first", None])
+def test_a_produce_that_has_to_wait_for_earlier_ones_is_not_forwarded_all_the_time(monkeypatch, message):
+    """They may be lost: the new leader refuses it until the client has sent them again. A leader that does
+    not know yet that it leads is asked often: otherwise later Produces would overtake this one."""
     monkeypatch.setattr(produce_handover, "HOLD_SOME_S", 0.5)
     asked = []
 
     async def ask(broker, request, **how):
         asked.append(request)
         answer = messages.ProduceResponse.Responses.PartitionResponses(
-            index=0, error_code=errors.NOT_LEADER_OR_FOLLOWER
+            index=0, error_code=errors.NOT_LEADER_OR_FOLLOWER, error_message=message
         )
         return messages.ProduceResponse(
             responses=[messages.ProduceResponse.Responses(name="t", partition_responses=[answer])]
@@ -95,6 +97,7 @@ def test_a_produce_that_the_new_leader_refuses_is_not_forwarded_all_the_time(mon
         waiting = Waiting(SimpleNamespace(listener="L"), 1, 12, 1, -1, 1000, None, b"t", 0, b"records")
         (topic,) = (await handover._answer(waiting)).responses
         assert topic.partition_responses[0].error_code == errors.NOT_LEADER_OR_FOLLOWER
-        assert 2 <= len(asked) <= 25
+        assert len(asked) >= 2
+        assert message is None or len(asked) <= 25
 
     asyncio.run(work())

@@ -23,7 +23,9 @@ class Checkpointing:
         self._starts: dict[int, LogStarts] = {}  # by directory number
 
     def write_later(self, scheduler: Scheduler, directory: Directory, names: Sequence[str]) -> None:
-        """Write those of `names` whose offsets have changed, in a thread; one such write at a time."""
+        """Write those of `names` whose offsets have changed, in a thread; one such write at a time. If
+        all checkpoints are named, look for removed logs, too: that lists the directory, so it is not done for
+        each change."""
         if directory.offline or directory.writing:
             return
         changed = {}
@@ -31,16 +33,18 @@ class Checkpointing:
             offsets = directory.offsets_now(name)
             if directory.is_due(name, offsets):
                 changed[name] = offsets
-        if not changed:
+        looks = len(names) == len(CHECKPOINTS)
+        if not changed and not looks:
             return
         directory.writing = True
-        directory.serial += 1
+        directory.serial += bool(changed)
         serial = directory.serial
         directory.in_flight.extend(changed.values())
 
         def write() -> None:
             directory.write(changed, serial)
-            directory.look_for_removed()
+            if looks:
+                directory.look_for_removed()
 
         def done(error: BaseException | None) -> None:
             directory.writing = False

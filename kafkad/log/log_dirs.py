@@ -366,8 +366,11 @@ class LogDirs:
             if not online:
                 which = "all log directories are" if assigned is None else "its log directory is"
                 raise KafkaError(KAFKA_STORAGE_ERROR, f"{which} offline")
-            online = self._mind_missing(key, online, needed)
-            directory = self._place_in(online if assigned is not None else self.moves.choose(key, online))
+            if assigned is not None:
+                places = self._mind_missing(key, online, needed)
+            else:
+                places = self.moves.choose(key, self._mind_missing(key, self.directories(), needed))
+            directory = self._place_in(places)
             path = os.path.join(directory.path, partition_directory(topic, index))
             try:
                 self._check_no_offsets(directory, path, key)
@@ -403,14 +406,19 @@ class LogDirs:
             self.add(log, directory)
             return log
 
-    def _mind_missing(self, key: Key, online: list[Directory], needed: bool) -> list[Directory]:
-        """Return where a log may be created: where one is `missing`, if an empty directory is there now.
-        Raises KafkaError, OSError."""
-        for directory in online:
+    def _mind_missing(self, key: Key, places: list[Directory], needed: bool) -> list[Directory]:
+        """Return where a log may be created, of the directories where it may have been: where it is
+        `missing`, if an empty directory is there now; otherwise those that are online. Raises KafkaError,
+        OSError."""
+        for directory in places:
             end = directory.missing.get(key)
             if end is None:
                 continue
             path = os.path.join(directory.path, partition_directory(*key))
+            if directory.offline:
+                if needed:
+                    raise KafkaError(KAFKA_STORAGE_ERROR, f"{path} is gone, and its log directory is offline")
+                continue
             if os.path.isdir(path):
                 if os.listdir(path):  # perhaps still being copied; its offsets are read at a start only
                     raise KafkaError(KAFKA_STORAGE_ERROR, f"{path} is back: restart the broker to load it")
@@ -423,7 +431,7 @@ class LogDirs:
                 )
             logger.error("%s is gone, with records up to offset %d: the log begins empty", path, end)
             del directory.missing[key]
-        return online
+        return [directory for directory in places if not directory.offline]
 
     def _place_in(self, online: list[Directory]) -> Directory:
         """Return the directory with the fewest partitions of all workers. If a worker is killed between this

@@ -357,3 +357,7 @@ def test_a_replica_whose_directory_is_gone_is_not_made_elsewhere_either(tmp_path
         with pytest.raises(KafkaError):
             world.partitions.get("t", 0)
         assert not os.path.exists(f"{path}/t-0")
+    dirs = world.disks.dirs
+    dirs.go_offline(next(each for each in dirs.directories() if each.missing))
+    world.disks.scheduler.run(5_000)
+    assert world.partitions.failed() and not any(os.path.exists(f"{path}/t-0") for path in world.disks.paths)

@@ -221,9 +221,7 @@ class ProduceHandover:
                 found = await self._forward(waiting, state.leader)
                 if found.error_code not in NOT_YET:
                     break
-                if (
-                    found.error_message is not None
-                ):  # it leads, but earlier batches of the producer come first
+                if found.error_message is not None:  # the leader waits for earlier batches of the producer
                     pause_s = min(pause_s * 2, AGAIN_S)
             await asyncio.sleep(pause_s)
         if found.error_code in NOT_FOR_US:

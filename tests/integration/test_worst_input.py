@@ -149,8 +149,8 @@ def arrays(spec, version, path=()):
 
 
 class Filler:
-    """Makes messages in which one array is `width` long and the others have one element. `alike`: all elements
-    name the same thing."""
+    """Makes messages in which one array is `width` long and the others have one element. With `alike`, all
+    of its elements name the same thing, which is there (0) or not (1)."""
 
     def __init__(self, wide, width, chance, alike=None):
         self.wide, self.width, self.chance, self.alike = wide, width, chance, alike

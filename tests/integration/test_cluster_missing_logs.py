@@ -1,0 +1,99 @@
+"""Directories of partitions that are gone at a start of a cluster's node, for a good reason or by hand. The
+checkpoints of a killed node still name them (they are written every few seconds)."""
+
+import shutil
+import time
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.cluster_checker import PARTITIONS, QUIET, WAIT_S, Cluster, until
+
+CHECKPOINTED_S = 6  # replica.high.watermark.checkpoint.interval.ms, and one
+THIRD = 3  # the node that dies
+TOPIC = "t"
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    with Cluster(tmp_path / "cluster", workers=2) as running:
+        make(running)
+        fill(running)
+        time.sleep(CHECKPOINTED_S)
+        yield running
+        assert not running.tracebacks()
+
+
+def done(future):
+    try:
+        future.result(WAIT_S)
+    except KafkaException:
+        return False
+    return True
+
+
+def make(cluster):
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap, **QUIET})
+    until(lambda: done(admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3)])[TOPIC]))
+
+
+def delete(cluster):
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap, **QUIET})
+    until(lambda: done(admin.delete_topics([TOPIC])[TOPIC]))
+
+
+def fill(cluster):
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, **QUIET})
+    refused = []
+    for number in range(100 * PARTITIONS):
+        producer.produce(
+            TOPIC,
+            b"x" * 100,
+            partition=number % PARTITIONS,
+            on_delivery=lambda error, _: refused.append(error) if error else None,
+        )
+    assert producer.flush(WAIT_S) == 0 and not refused
+
+
+def serves_whole(cluster):
+    cluster.whole(TOPIC)
+    fill(cluster)
+
+
+def errors_of(cluster, number):
+    return (cluster.nodes[number].directory / "stderr").read_text().count(" is gone, with records ")
+
+
+@pytest.mark.soak_only
+def test_a_topic_that_is_made_again_after_all_nodes_were_killed_is_new(cluster):
+    delete(cluster)
+    for node in cluster.nodes.values():
+        node.kill()
+    cluster.start(tuple(cluster.nodes))
+    make(cluster)
+    serves_whole(cluster)
+    assert not any(errors_of(cluster, number) for number in cluster.nodes)
+
+
+@pytest.mark.soak_only
+def test_a_topic_that_is_made_again_while_a_node_is_down_is_new(cluster):
+    cluster.nodes[THIRD].kill()
+    delete(cluster)
+    make(cluster)
+    cluster.start([THIRD])
+    serves_whole(cluster)
+
+
+@pytest.mark.soak_only
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_node_whose_partitions_were_removed_gets_them_from_the_others(cluster, how):
+    if how == "killed":
+        cluster.nodes[THIRD].kill()
+    else:
+        assert cluster.stop([THIRD]) == {THIRD: 0}
+    for directory in cluster.nodes[THIRD].data_dir.glob(f"{TOPIC}-*"):
+        shutil.rmtree(directory)
+    cluster.start([THIRD])
+    serves_whole(cluster)
+    assert errors_of(cluster, THIRD) >= PARTITIONS

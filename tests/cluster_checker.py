@@ -229,8 +229,9 @@ class Writer(threading.Thread):
     """An idempotent producer. Its records are `writer:number:filling`, numbered by partition.
 
     A leader that was cut off or paused may not know yet that another one was elected, and append records that
-    no other replica has. If librdkafka then sends a batch again, the answer is OUT_OF_ORDER_SEQUENCE_NUMBER,
-    as in Kafka, and librdkafka takes a new producer epoch (`renewals`) or fails for good. After a failure a
+    no other replica has. If librdkafka then sends a batch again, the answer may be
+    OUT_OF_ORDER_SEQUENCE_NUMBER (kafkad: when the new leader has led for 2 s), and librdkafka takes a new
+    producer epoch (`renewals`) or fails for good. After a failure a
     new producer continues under another number (`lives` counts them); records of the old one that were not
     acknowledged may be in the log or not."""
 
@@ -431,8 +432,8 @@ def raw_batches(path: Path) -> Iterator[bytes]:
 
 def renewals(path: Path) -> set[int]:
     """Return the offsets at which a producer continued with a new epoch (KIP-360). librdkafka takes one after
-    OUT_OF_ORDER_SEQUENCE_NUMBER, which a new leader answers to a request that overtook the one before it. It
-    then repeats all unanswered records of all partitions, so such a record may be in the log twice."""
+    OUT_OF_ORDER_SEQUENCE_NUMBER, which a leader answers to a request that overtook the one before it (kafkad:
+    when it has led for 2 s). It then repeats all unanswered records of all partitions, so such a record may be in the log twice."""
     found = set()
     epochs: dict[int, int] = {}
     for batch in raw_batches(path):

@@ -501,4 +501,5 @@ class TransactionCoordinator:
                         transaction_state=STATE_NAMES[each.state],
                     )
                 )
+        yield from wide.empty(wanted_ids)
         return response

@@ -8,11 +8,12 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.cluster_checker import PARTITIONS, QUIET, WAIT_S, Cluster, until
+from tests.cluster_checker import PARTITIONS, QUIET, WAIT_S, Cluster, high_watermarks, until
 
 CHECKPOINTED_S = 6  # replica.high.watermark.checkpoint.interval.ms, and one
 THIRD = 3  # the node that dies
 TOPIC = "t"
+RECORDS = 100  # of each `fill`, in each partition
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def delete(cluster):
 def fill(cluster):
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, **QUIET})
     refused = []
-    for number in range(100 * PARTITIONS):
+    for number in range(RECORDS * PARTITIONS):
         producer.produce(
             TOPIC,
             b"x" * 100,
@@ -56,9 +57,11 @@ def fill(cluster):
     assert producer.flush(WAIT_S) == 0 and not refused
 
 
-def serves_whole(cluster):
+def serves_whole(cluster, records):
+    """All replicas are in sync, and a partition has so many records after another `fill`."""
     cluster.whole(TOPIC)
     fill(cluster)
+    assert high_watermarks(cluster.bootstrap, TOPIC) == [records] * PARTITIONS
 
 
 def errors_of(cluster, number):
@@ -72,7 +75,7 @@ def test_a_topic_that_is_made_again_after_all_nodes_were_killed_is_new(cluster):
         node.kill()
     cluster.start(tuple(cluster.nodes))
     make(cluster)
-    serves_whole(cluster)
+    serves_whole(cluster, RECORDS)
     assert not any(errors_of(cluster, number) for number in cluster.nodes)
 
 
@@ -82,7 +85,8 @@ def test_a_topic_that_is_made_again_while_a_node_is_down_is_new(cluster):
     delete(cluster)
     make(cluster)
     cluster.start([THIRD])
-    serves_whole(cluster)
+    serves_whole(cluster, RECORDS)
+    assert not errors_of(cluster, THIRD)
 
 
 @pytest.mark.soak_only
@@ -95,5 +99,5 @@ def test_a_node_whose_partitions_were_removed_gets_them_from_the_others(cluster,
     for directory in cluster.nodes[THIRD].data_dir.glob(f"{TOPIC}-*"):
         shutil.rmtree(directory)
     cluster.start([THIRD])
-    serves_whole(cluster)
+    serves_whole(cluster, 2 * RECORDS)
     assert errors_of(cluster, THIRD) >= PARTITIONS

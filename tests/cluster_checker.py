@@ -433,7 +433,8 @@ def raw_batches(path: Path) -> Iterator[bytes]:
 def renewals(path: Path) -> set[int]:
     """Return the offsets at which a producer continued with a new epoch (KIP-360). librdkafka takes one after
     OUT_OF_ORDER_SEQUENCE_NUMBER, which a leader answers to a request that overtook the one before it (kafkad:
-    when it has led for 2 s). It then repeats all unanswered records of all partitions, so such a record may be in the log twice."""
+    when it has led for 2 s). It then repeats all unanswered records of all partitions, so such a record may
+    be in the log twice."""
     found = set()
     epochs: dict[int, int] = {}
     for batch in raw_batches(path):

@@ -231,9 +231,9 @@ class Writer(threading.Thread):
     A leader that was cut off or paused may not know yet that another one was elected, and append records that
     no other replica has. If librdkafka then sends a batch again, the answer may be
     OUT_OF_ORDER_SEQUENCE_NUMBER (kafkad: when the new leader has led for 2 s), and librdkafka takes a new
-    producer epoch (`renewals`) or fails for good. After a failure a
-    new producer continues under another number (`lives` counts them); records of the old one that were not
-    acknowledged may be in the log or not."""
+    producer epoch (`renewals`) or fails for good. After a failure a new producer continues under another
+    number (`lives` counts them); records of the old one that were not acknowledged may be in the log or
+    not."""
 
     def __init__(self, bootstrap: str, topic: str, number: int, seed: int, **config: object):
         super().__init__(daemon=True)

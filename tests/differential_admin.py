@@ -60,6 +60,48 @@ class AdminRequests(Choices):
         )
         return Request(message, self.version(60))
 
+    def elect_leaders(self) -> Request:
+        cls, rng = messages.ElectLeadersRequest, self.rng
+        partitions = [
+            cls.TopicPartitions(topic=name, partitions=self.some(lambda name=name: self.partition(name)))
+            for name in self.some(self.topic)
+        ]
+        message = cls(
+            election_type=edges(rng, 0, 1, rare=(2, -1)),
+            topic_partitions=None if rng.random() < 0.3 else partitions,
+            timeout_ms=10_000,
+        )
+        return Request(message, self.version(43))
+
+    def describe_quorum(self) -> Request:
+        cls, rng = messages.DescribeQuorumRequest, self.rng
+        topics = [
+            cls.Topics(
+                topic_name=edges(rng, "__cluster_metadata", "__cluster_metadata", rare=("", "t0")),
+                partitions=[
+                    cls.Topics.Partitions(partition_index=edges(rng, 0, 0, 0, rare=(1, -1)))
+                    for _ in range(edges(rng, 1, 1, rare=(0, 2)))
+                ],
+            )
+            for _ in range(edges(rng, 1, 1, 1, rare=(0, 2)))
+        ]
+        return Request(cls(topics=topics), self.version(55))
+
+    def update_features(self) -> Request:
+        """One feature, and levels that both have: Kafka finalizes others as well."""
+        cls, rng = messages.UpdateFeaturesRequest, self.rng
+        name, level = rng.choice(
+            [("transaction.version", level) for level in (0, 1, 2, 3, -1)]
+            + [("metadata.version", level) for level in (30, 29, 24, 6, 31, 0)]
+            + [("eligible.leader.replicas.version", 2), ("no.such", 1), ("", 1)]
+        )
+        update = cls.FeatureUpdates(
+            feature=name, max_version_level=level, allow_downgrade=rng.random() < 0.5,
+            upgrade_type=edges(rng, 1, 2, rare=(3, 0, 4)),
+        )  # fmt: skip
+        message = cls(timeout_ms=10_000, feature_updates=[update], validate_only=True)
+        return Request(message, max(1, self.version(57)))
+
     def api_versions(self) -> Request:
         message = messages.ApiVersionsRequest(
             client_software_name=edges(self.rng, "c", "a-b.c", rare=("", "é", "-", "a b")),

@@ -45,6 +45,7 @@ WEIGHTS = {
     "offset_delete": 2,
     "describe_cluster": 2, "describe_producers": 3, "list_config_resources": 1,
     "describe_topic_partitions": 3, "write_txn_markers": 2,
+    "elect_leaders": 1, "describe_quorum": 1, "update_features": 2,
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ METADATA_TOPIC: Final = "__cluster_metadata"
 DEBUGGING_CONSUMER: Final = -2  # replica id of a ListOffsets that a follower answers, too
 LATEST: Final = -1
 DESCRIBE_QUORUM: Final = messages.DescribeQuorumRequest.API_KEY
-ALONE: Final = "this broker is a cluster by itself: it has no quorum of controllers"
+ALONE: Final = "this broker is a cluster by itself, without other nodes"
 
 
 @click.command(context_settings=CONTEXT)
@@ -129,8 +129,12 @@ def quorum(add: str | None, remove: str | None, bootstrap: str, as_json: bool) -
     with connected(bootstrap) as cluster:
         connection = cluster.any()
         if DESCRIBE_QUORUM not in connection.versions:
-            raise Refused(ALONE)
+            raise Refused(
+                "this broker does not describe its quorum: its Kafka uses ZooKeeper, or is older than 3.0"
+            )
         if request is not None:
+            if request.API_KEY not in connection.versions:
+                raise Refused(ALONE)
             change(connection, request)
             if as_json:
                 voter = (request.voter_id, uuid_text(request.voter_directory_id), add is not None)

@@ -277,10 +277,10 @@ def _partitions(told: Any) -> Iterator[Finding]:
 
 def _quorum(cluster: Cluster, levels: dict[str, int]) -> Iterator[Finding]:
     connection = cluster.any()
-    if messages.DescribeQuorumRequest.API_KEY not in connection.versions:
-        yield Finding("quorum", NOTE, "this broker is a cluster by itself: it is away while it restarts")
-        return
     cls = messages.DescribeQuorumRequest
+    if cls.API_KEY not in connection.versions:
+        yield Finding("quorum", NOTE, "the brokers do not describe it: their Kafka uses ZooKeeper, or is old")
+        return
     request = cls(topics=[cls.Topics(topic_name="__cluster_metadata", partitions=[cls.Topics.Partitions()])])
     try:
         told = connection.ask(request, timeout=QUORUM_S)
@@ -314,6 +314,8 @@ def _quorum(cluster: Cluster, levels: dict[str, int]) -> Iterator[Finding]:
             f"voters that lack committed metadata: {', '.join(lost)}",
             "restart no other voter until they have it",
         )
+    elif len(voters) == 1:
+        yield Finding("quorum", NOTE, f"{shown}: no change of metadata while it restarts")
     elif len(voters) < SAFE_VOTERS:
         yield Finding("quorum", NOTE, f"{shown}: no change of metadata while one of them restarts")
     else:

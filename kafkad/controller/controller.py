@@ -25,6 +25,8 @@ from kafkad.controller import (
     acls,
     brokers,
     configs,
+    feature_levels,
+    leadership,
     producer_ids,
     quotas,
     reassignments,
@@ -39,6 +41,7 @@ from kafkad.metadata.image import MetadataImage
 from kafkad.metadata.replay import Delta
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
+from kafkad.raft import describe
 from kafkad.raft.single_voter import SingleVoter
 from kafkad.security.delegation import Principal
 
@@ -61,6 +64,8 @@ class Controller:
     ) -> None:
         self.config = config
         self.broker_epoch = NO_EPOCH  # of the broker in this process, once it has registered
+        self.on_registered: Callable[[int], None] = lambda epoch: None  # called with a new broker epoch
+        self.registration: Callable[[], Registration] | None = None  # of the broker in this process, as it is
         self._raft = raft
         self._clock = clock
         self._random = random
@@ -113,6 +118,12 @@ class Controller:
         """Wait for the disk until everything that is appended is committed. Raises KafkaError, OSError."""
         self._raft.settle()
 
+    def describe_quorum(self, request: Any, version: int) -> Any:
+        """Return a DescribeQuorumResponse of a broker that is a quorum by itself."""
+        raft = self._raft
+        assert isinstance(raft, SingleVoter)
+        return describe.describe_quorum(request, version, raft.described)
+
     # -- brokers -------------------------------------------------------------------------------------------
 
     def register_broker(self, registration: Registration) -> Steps:
@@ -124,6 +135,7 @@ class Controller:
         # again.
         yield from self._append(records, atomic=False)
         self.broker_epoch = epoch
+        self.on_registered(epoch)
         logger.info(
             "broker %d registered in epoch %d, %d partition(s) changed",
             registration.broker_id,
@@ -141,6 +153,30 @@ class Controller:
     def assign_directories(self, placed: dict[tuple[bytes, int], bytes]) -> Steps:
         """Record the log directories that the broker chose for replicas, by (topic id, partition)."""
         yield from self._append(brokers.plan_directories(self.head, self._raft.node_id, placed), atomic=False)
+
+    def update_features(self, request: Any, version: int) -> Steps:
+        """Return an UpdateFeaturesResponse. A broker that is alone registers again after a change of
+        metadata.version, because the new records may say more about it."""
+        before, us = self.head, self._raft.node_id
+        records, response = yield from feature_levels.plan_update(
+            before, us, (us,), version, request, self._keep_kraft_version, self.config.min_insync_replicas
+        )
+        yield from self._append(records)
+        if self.head.metadata_version != before.metadata_version and self.registration is not None:
+            yield from self.register_broker(
+                self.registration()._replace(
+                    previous_epoch=self.broker_epoch, incarnation_id=before.brokers[us].incarnation_id
+                )
+            )
+        return response
+
+    def _keep_kraft_version(self, level: int) -> None:
+        if level != self.head.kraft_version:
+            raise KafkaError(
+                errors.INVALID_UPDATE_VERSION,
+                f"Invalid update version {level} for feature kraft.version. A broker that is a quorum by"
+                f" itself keeps the level of its metadata log, {self.head.kraft_version}.",
+            )
 
     # -- topics --------------------------------------------------------------------------------------------
 
@@ -177,6 +213,13 @@ class Controller:
         settings = TopicSettings(self.head, self.config)
         records, response = yield from reassignments.plan_alter(self.head, settings, request)
         yield from self._append(records)
+        return response
+
+    def elect_leaders(self, request: Any, version: int) -> Steps:
+        """Return an ElectLeadersResponse."""
+        settings = TopicSettings(self.head, self.config)
+        records, response = yield from leadership.plan_elect_leaders(self.head, settings, version, request)
+        yield from self._append(records, atomic=False)
         return response
 
     def _quota(self, context: Any) -> tuple[MutationQuota | None, Callable[[int], None]]:

@@ -10,7 +10,8 @@ those of single brokers.
 
 Kafka: FeatureControlManager, ConfigurationControlManager.maybeGenerateElrSafetyRecords."""
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
+from itertools import chain
 from typing import Any, Final
 
 from kafkad.metadata import features
@@ -20,6 +21,7 @@ from kafkad.protocol.errors import KafkaError
 
 Plan = Generator[None, None, tuple[list[Any], Any]]
 
+STEP: Final = 200  # updates before others may run
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 MIN_ISR: Final = "min.insync.replicas"
 WITH_RESULTS: Final = 1  # the last version that answers by feature
@@ -42,16 +44,23 @@ def plan_update(
     (INVALID_UPDATE_VERSION). `min_insync_replicas`: of the configuration of this controller."""
     cls = messages.UpdateFeaturesResponse
     records: list[Any] = []
-    wanted = image.features | {update.feature: update.max_version_level for update in request.feature_updates}
-    updates = sorted(request.feature_updates, key=lambda update: update.feature == features.KRAFT_VERSION)
-    for update in updates:
+    metadata_version = image.metadata_version  # after this request
+    for number, update in enumerate(request.feature_updates, 1):
+        if update.feature == features.METADATA_VERSION:
+            metadata_version = update.max_version_level
+        if number % STEP == 0:
+            yield
+    for update in chain(
+        (each for each in request.feature_updates if each.feature != features.KRAFT_VERSION),
+        (each for each in request.feature_updates if each.feature == features.KRAFT_VERSION),
+    ):
         yield
         try:
             kind = update.upgrade_type
             if version < WITH_UPGRADE_TYPE:
                 kind = SAFE_DOWNGRADE if update.allow_downgrade else UPGRADE
             level = update.max_version_level
-            records += _change(image, controller_id, voters, update.feature, level, kind, wanted)
+            records += _change(image, controller_id, voters, update.feature, level, kind, metadata_version)
             if update.feature == features.ELIGIBLE_LEADER_REPLICAS_VERSION and level > 0:
                 records += _one_min_isr(image, min_insync_replicas)
             if update.feature == features.KRAFT_VERSION:
@@ -64,9 +73,10 @@ def plan_update(
             return [], cls(error_code=trouble.code, error_message=message)
     response = cls(error_message=None)
     if version <= WITH_RESULTS:
-        response.results = [
-            cls.Results(feature=update.feature, error_message=None) for update in request.feature_updates
-        ]
+        for number, update in enumerate(request.feature_updates, 1):
+            response.results.append(cls.Results(feature=update.feature, error_message=None))
+            if number % STEP == 0:
+                yield
     return ([] if request.validate_only else records), response
 
 
@@ -77,7 +87,7 @@ def _change(
     name: str,
     level: int,
     kind: int,
-    wanted: Mapping[str, int],
+    metadata_version: int,
 ) -> list[Any]:
     def refused(reason: str) -> KafkaError:
         message = f"Invalid update version {level} for feature {name}. {reason}"
@@ -104,11 +114,7 @@ def _change(
             raise refused("Can't downgrade the version of this feature.")
         return []
     lowest = features.ELIGIBLE_LEADER_REPLICAS
-    if (
-        name == features.ELIGIBLE_LEADER_REPLICAS_VERSION
-        and level > 0
-        and wanted[features.METADATA_VERSION] < lowest
-    ):
+    if name == features.ELIGIBLE_LEADER_REPLICAS_VERSION and level > 0 and metadata_version < lowest:
         raise refused(
             f"{name} could not be set to {level} because it depends on {features.METADATA_VERSION} level"
             f" {lowest}"

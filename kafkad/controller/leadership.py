@@ -12,14 +12,14 @@ are done in steps: 50,000 partitions take 0.2 to 0.4 s.
 
 Kafka: BrokersToIsrs, BrokersToElrs, ReplicationControlManager."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Final
 
 from kafkad.config.broker import BrokerConfig
 from kafkad.controller.elections import acceptable_leader, change_of, default_directory
 from kafkad.metadata.image import BROKER, NO_LEADER, TOPIC, MetadataImage, PartitionState, Topic
 from kafkad.metadata.records import PartitionLike
-from kafkad.protocol import errors, messages
+from kafkad.protocol import errors, messages, wide
 from kafkad.protocol.strings import shown
 
 PartitionKey = tuple[bytes, int]  # topic id, index
@@ -250,11 +250,11 @@ def plan_elect_leaders(image: MetadataImage, settings: TopicSettings, version: i
     if kind not in (PREFERRED, UNCLEAN):
         return [], cls(error_code=errors.INVALID_REQUEST)
     everything = request.topic_partitions is None
-    wanted: Iterable[tuple[str, Sequence[int]]]
+    wanted: Iterable[tuple[str, Iterable[int]]]
     if everything:
-        wanted = [(topic.name, list(topic.partitions)) for topic in image.topics.values()]
+        wanted = ((topic.name, topic.partitions) for topic in image.topics.values())
     else:
-        wanted = [(topic.topic, topic.partitions) for topic in request.topic_partitions]
+        wanted = ((topic.topic, topic.partitions) for topic in request.topic_partitions)
     records: list[Any] = []
     response = cls()
     row, number = cls.ReplicaElectionResults.PartitionResult, 0
@@ -262,6 +262,9 @@ def plan_elect_leaders(image: MetadataImage, settings: TopicSettings, version: i
     for name, indexes in wanted:
         result = cls.ReplicaElectionResults(topic=name)
         response.replica_election_results.append(result)
+        number += 1
+        if number % STEP == 0:
+            yield
         for index in indexes:
             record, code, message = _elect(image, settings, name, index, kind)
             if code == errors.NONE and (name, index) in elected:
@@ -276,6 +279,7 @@ def plan_elect_leaders(image: MetadataImage, settings: TopicSettings, version: i
             number += 1
             if number % STEP == 0:
                 yield
+    yield from wide.empty(elected)
     return records, response
 
 

@@ -304,7 +304,7 @@ def new_partition(image: MetadataImage, topic_id: bytes, index: int, replicas: S
         directories=tuple(default_directory(image, replica) for replica in replicas),
         partition_epoch=0,
     )
-    return partition_record(topic_id, index, state)
+    return partition_record(topic_id, index, state, image.metadata_version)
 
 
 def described_configs(config: BrokerConfig, overrides: Mapping[str, str]) -> list[Any]:

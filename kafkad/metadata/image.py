@@ -16,7 +16,11 @@ import marshal
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from kafkad.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION, METADATA_VERSION
+from kafkad.metadata.features import (
+    DIRECTORY_ASSIGNMENT,
+    ELIGIBLE_LEADER_REPLICAS_VERSION,
+    METADATA_VERSION,
+)
 from kafkad.metadata.records import UnknownRecord
 from kafkad.protocol import messages
 
@@ -235,7 +239,7 @@ class MetadataImage:
         for topic in self.topics.values() if topics else ():
             yield messages.TopicRecord(name=topic.name, topic_id=topic.topic_id)
             for index, state in topic.partitions.items():
-                yield partition_record(topic.topic_id, index, state)
+                yield partition_record(topic.topic_id, index, state, self.metadata_version)
         for (kind, name), config in self.configs.items():
             for key, value in config.items():
                 yield messages.ConfigRecord(resource_type=kind, resource_name=name, name=key, value=value)
@@ -294,7 +298,8 @@ def controller_record(controller: ControllerRegistration) -> Any:
     )
 
 
-def partition_record(topic_id: bytes, index: int, state: PartitionState) -> Any:
+def partition_record(topic_id: bytes, index: int, state: PartitionState, level: int) -> Any:
+    """`level`: of metadata.version. Below DIRECTORY_ASSIGNMENT it has no directories."""
     return messages.PartitionRecord(
         partition_id=index,
         topic_id=topic_id,
@@ -306,7 +311,7 @@ def partition_record(topic_id: bytes, index: int, state: PartitionState) -> Any:
         leader_recovery_state=state.leader_recovery_state,
         leader_epoch=state.leader_epoch,
         partition_epoch=state.partition_epoch,
-        directories=list(state.directories),
+        directories=list(state.directories) if level >= DIRECTORY_ASSIGNMENT else [],
         # tagged fields: written only if not empty, as in Kafka
         eligible_leader_replicas=list(state.elr) or None,
         last_known_elr=list(state.last_known_elr) or None,

@@ -38,6 +38,7 @@ from kafkad.raft.control_records import (
     leader_change,
     voters_record,
 )
+from kafkad.raft.describe import Quorum, Replica
 from kafkad.raft.election_state import ElectionState
 from kafkad.raft.metadata_replica import STEP, Files, MetadataLog, MetadataReplica, encoded_batches
 from kafkad.raft.metadata_replica import SnapshotPolicy as SnapshotPolicy
@@ -53,6 +54,8 @@ logger = logging.getLogger(__name__)
 # directory replaces it by its own.
 _NO_LISTENER: Final = {"CONTROLLER": ("localhost", 9093)}
 
+
+_NO_DIRECTORY: Final = bytes(16)  # with kraft.version 0
 
 UNFLUSHED_BYTES_MAX: Final = 32 << 20  # of appends that wait for a flush; beyond it appends are refused
 
@@ -264,6 +267,22 @@ class SingleVoter(MetadataReplica):
                 f"bootstrap.checkpoint beside {self._log.directory}: {trouble}"
             ) from trouble
         return first_records(bootstrap, self._min_insync_replicas)
+
+    def described(self) -> Quorum | None:
+        """Return this quorum for DescribeQuorum; None before `lead` and after `close`."""
+        if not self.is_leader:
+            return None
+        now_ms = self._clock.now_ms()
+        directory_id = self.directory_id if self._kraft_version else _NO_DIRECTORY
+        us = Replica(self.node_id, directory_id, self._log.end_offset, now_ms, now_ms)
+        return Quorum(
+            leader_id=self.node_id,
+            epoch=self.epoch,
+            high_watermark=self.image.offset + 1,
+            voters=[us],
+            observers=[],
+            nodes=[(self.node_id, self._endpoints)],
+        )
 
     @property
     def next_offset(self) -> int:

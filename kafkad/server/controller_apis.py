@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Final
 
-from kafkad.api import acls, configs, sasl, scram, tokens, topics, versions
+from kafkad.api import acls, configs, quorum, sasl, scram, tokens, topics, versions
 from kafkad.api.context import ANONYMOUS, RequestContext, Services
 from kafkad.api.table import Api
 from kafkad.controller.quorum_controller import QuorumController
 from kafkad.controller.reassignments import ongoing
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError, Malformed
-from kafkad.raft.describe import describe_quorum as describe
+from kafkad.raft import describe
 from kafkad.raft.quorum_log import not_controller
 from kafkad.security.acls import Operation
 from kafkad.server.authentication import is_by_token
-from kafkad.server.controller_queue import AnsweringController, timeout_of
+from kafkad.server.controller_queue import AnsweringController
 from kafkad.server.dispatch import Dispatcher
 from kafkad.server.early_fencing import EarlyFencing
 from kafkad.server.quorum_node import QuorumNode
@@ -76,14 +76,6 @@ class MemberAnswers(AnsweringController[QuorumController]):
     def give_producer_ids(self, request: Any) -> Any:
         return self._answer(self._controller.give_producer_ids(request))
 
-    def elect_leaders(self, request: Any, version: int) -> Any:
-        steps = self._controller.elect_leaders(request, version)
-        return self._answer(steps, timeout_s=timeout_of(request))
-
-    def update_features(self, request: Any, version: int) -> Any:
-        steps = self._controller.update_features(request, version)
-        return self._answer(steps, timeout_s=timeout_of(request))
-
     @property
     def is_active(self) -> bool:
         return bool(self._controller.is_active)
@@ -113,7 +105,9 @@ def raft(services: ControllerServices, context: RequestContext, request: Any) ->
 def describe_quorum(services: ControllerServices, context: RequestContext, request: Any) -> Any:
     clock = services.clock
     node = services.quorum.node
-    return describe(node, context.version, request, clock.monotonic_ms(), clock.now_ms())
+    return describe.describe_quorum(
+        request, context.version, lambda: describe.seen_by(node, clock.monotonic_ms(), clock.now_ms())
+    )
 
 
 def describe_cluster(services: ControllerServices, context: RequestContext, request: Any) -> Any:
@@ -172,10 +166,6 @@ def allocate_producer_ids(services: ControllerServices, context: RequestContext,
     return services.controller.give_producer_ids(request)
 
 
-def elect_leaders(services: ControllerServices, context: RequestContext, request: Any) -> Any:
-    return services.controller.elect_leaders(request, context.version)
-
-
 def alter_partition_reassignments(services: ControllerServices, context: RequestContext, request: Any) -> Any:
     return services.controller.alter_partition_reassignments(request)
 
@@ -188,10 +178,6 @@ def list_partition_reassignments(services: ControllerServices, context: RequestC
 
 def alter_client_quotas(services: ControllerServices, context: RequestContext, request: Any) -> Any:
     return services.controller.alter_client_quotas(request, context)
-
-
-def update_features(services: ControllerServices, context: RequestContext, request: Any) -> Any:
-    return services.controller.update_features(request, context.version)
 
 
 def envelope(services: ControllerServices, context: RequestContext, request: Any) -> Any:
@@ -214,7 +200,7 @@ ROWS = (
     Api(38, "CreateDelegationToken",   1, 3, tokens.create_delegation_token),
     Api(39, "RenewDelegationToken",    1, 2, tokens.renew_delegation_token),
     Api(40, "ExpireDelegationToken",   1, 2, tokens.expire_delegation_token),
-    Api(43, "ElectLeaders",            0, 2, elect_leaders),
+    Api(43, "ElectLeaders",            0, 2, quorum.elect_leaders),
     Api(44, "IncrementalAlterConfigs", 0, 1, configs.incremental_alter_configs),
     Api(45, "AlterPartitionReassignments", 0, 1, alter_partition_reassignments),
     Api(46, "ListPartitionReassignments", 0, 0, list_partition_reassignments),
@@ -225,7 +211,7 @@ ROWS = (
     Api(54, "EndQuorumEpoch",          0, 1, raft),
     Api(55, "DescribeQuorum",          0, 2, describe_quorum),
     Api(56, "AlterPartition",          2, 3, alter_partition),
-    Api(57, "UpdateFeatures",          0, 2, update_features),
+    Api(57, "UpdateFeatures",          0, 2, quorum.update_features),
     Api(58, "Envelope",                0, 0, envelope),
     Api(59, "FetchSnapshot",           0, 1, raft),
     Api(60, "DescribeCluster",         1, 2, describe_cluster),

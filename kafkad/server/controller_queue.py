@@ -174,6 +174,17 @@ class AnsweringController(Generic[C]):
         steps = self._controller.alter_partition_reassignments(request)
         return self._answer(steps, timeout_s=timeout_of(request))
 
+    def elect_leaders(self, request: Any, version: int) -> Any:
+        steps = self._controller.elect_leaders(request, version)
+        return self._answer(steps, timeout_s=timeout_of(request))
+
+    def update_features(self, request: Any, version: int) -> Any:
+        steps = self._controller.update_features(request, version)
+        return self._answer(steps, timeout_s=timeout_of(request))
+
+    def describe_quorum(self, request: Any, version: int) -> Any:
+        return self._controller.describe_quorum(request, version)
+
     def auto_create(self, names: Iterable[str], context: RequestContext | None = None) -> Any:
         """Return dict[str, KafkaError | None]: the error for each topic that did not exist."""
         steps = self._controller.auto_create(names)

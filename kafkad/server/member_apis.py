@@ -1,7 +1,7 @@
 """APIs that a broker of a cluster serves in addition to api/table: requests about the cluster, which it
 forwards to the active controller in an Envelope (KIP-590). The answer is returned unchanged.
 
-A single broker serves none of them: it has no replicas to move, and no other brokers."""
+A single broker answers some of them itself, and serves none that is about other nodes."""
 
 from typing import Any, Final
 

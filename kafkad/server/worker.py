@@ -41,7 +41,7 @@ from kafkad.clock import Clock
 from kafkad.config.broker import BrokerConfig
 from kafkad.config.listeners import Endpoint
 from kafkad.config.served import is_alone
-from kafkad.controller.brokers import plan_directories
+from kafkad.controller.brokers import Registration, plan_directories
 from kafkad.controller.controller import Controller
 from kafkad.controller.mutation_quota import MutationQuotas
 from kafkad.coordinator.runtime import GroupCoordinator
@@ -381,8 +381,9 @@ class Worker:
         controller = self._planning
         if self.peers is not None:
             controller.on_commit = self.feed.committed
+        controller.registration, controller.on_registered = self._registration, self._note_epoch
         if not self._is_registered():
-            self._register_anew()
+            controller.at_once(controller.register_broker(self._registration()))
         self.metadata.image = self.raft.image
         self.partitions.apply(self.raft.image)
         self.changes.applied = self.raft.image.offset
@@ -409,16 +410,17 @@ class Worker:
         self._planning.broker_epoch = broker.epoch
         return True
 
-    def _register_anew(self) -> None:
-        registration = registration_of(
+    def _registration(self) -> Registration:
+        return registration_of(
             self.config,
             self.log_dirs,
             advertised(self.config, self.endpoints),
             self.context.incarnation_id if self.context else random_uuid(self.random),
             controller_listeners(self.config),
         )
-        registering = self._planning.register_broker(registration)
-        self.log_dirs.broker_epoch = self._planning.at_once(registering)
+
+    def _note_epoch(self, epoch: int) -> None:
+        self.log_dirs.broker_epoch = epoch
 
     def _assign_directories(self) -> None:
         """Record the partitions' directories, if there are several or one was lost (KIP-858)."""

@@ -20,6 +20,7 @@ from kafkad.controller.elections import acceptable_leader, change_of, default_di
 from kafkad.metadata.image import BROKER, NO_LEADER, TOPIC, MetadataImage, PartitionState, Topic
 from kafkad.metadata.records import PartitionLike
 from kafkad.protocol import errors, messages, wide
+from kafkad.protocol.errors import KafkaError
 from kafkad.protocol.strings import shown
 
 PartitionKey = tuple[bytes, int]  # topic id, index
@@ -244,17 +245,20 @@ def leader_changes(
 
 
 def plan_elect_leaders(image: MetadataImage, settings: TopicSettings, version: int, request: Any) -> Plan:
-    """Return (records, ElectLeadersResponse)"""
+    """Return (records, ElectLeadersResponse). Raises KafkaError(INVALID_REQUEST)."""
     cls = messages.ElectLeadersResponse
+    everything = request.topic_partitions is None
+    named = request.topic_partitions or []
+    if not everything and not named:
+        return [], cls()
     kind = request.election_type if version >= 1 else PREFERRED
     if kind not in (PREFERRED, UNCLEAN):
-        return [], cls(error_code=errors.INVALID_REQUEST)
-    everything = request.topic_partitions is None
+        raise KafkaError(errors.INVALID_REQUEST, f"Unknown election type {kind}")
     wanted: Iterable[tuple[str, Iterable[int]]]
     if everything:
         wanted = ((topic.name, topic.partitions) for topic in image.topics.values())
     else:
-        wanted = ((topic.topic, topic.partitions) for topic in request.topic_partitions)
+        wanted = ((topic.topic, topic.partitions) for topic in named)
     records: list[Any] = []
     response = cls()
     row, number = cls.ReplicaElectionResults.PartitionResult, 0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 TOPIC: Final = "__cluster_metadata"
 STEP: Final = 200  # topics and partitions before others may run
-VOTERS_ARE_NODES: Final = 2  # version with the endpoints of voters
+WITH_DIRECTORIES: Final = 2  # version with the directories and endpoints of voters
 
 
 class Replica(NamedTuple):
@@ -53,7 +53,7 @@ def describe_quorum(
         return [
             kind(
                 replica_id=replica.replica_id,
-                replica_directory_id=replica.directory_id,
+                **({"replica_directory_id": replica.directory_id} if version >= WITH_DIRECTORIES else {}),
                 log_end_offset=replica.end_offset,
                 last_fetch_timestamp=replica.fetched_ms,
                 last_caught_up_timestamp=replica.caught_up_ms,
@@ -71,7 +71,7 @@ def describe_quorum(
         observers=rows(part.Observers, quorum.observers),
     )
     response = cls(error_message=None, topics=[topic(topic_name=TOPIC, partitions=[partition])])
-    if version >= VOTERS_ARE_NODES:
+    if version >= WITH_DIRECTORIES:
         listener = cls.Nodes.Listeners
         response.nodes = [
             cls.Nodes(

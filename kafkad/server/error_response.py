@@ -29,6 +29,9 @@ RENAMED = {
     ("AddPartitionsToTxnResponse.ResultsByTransaction.TopicResults", "results_by_partition"): ("partitions",),
     ("AddPartitionsToTxnResponse.ResultsByTopicV3AndBelow", "results_by_partition"): ("partitions",),
     ("DescribeTransactionsResponse", "transaction_states"): ("transactional_ids",),
+    ("DescribeQuorumResponse", "topics"): (),  # only the response as a whole has an error, as in Kafka
+    ("ElectLeadersResponse", "replica_election_results"): ("topic_partitions",),
+    ("ElectLeadersResponse.ReplicaElectionResults", "partition_result"): ("partitions",),
     ("FindCoordinatorResponse", "coordinators"): ("coordinator_keys",),
     ("DescribeProducersResponse.Topics", "partitions"): ("partition_indexes",),
     ("WriteTxnMarkersResponse.Markers.Topics", "partitions"): ("partition_indexes",),
@@ -36,7 +39,7 @@ RENAMED = {
     ("OffsetFetchResponse.Groups.Topics", "partitions"): ("partition_indexes",),
 }
 # the field that gets a plain string or number of the request
-NAMES = ("name", "group_id", "transactional_id", "key", "partition_index")
+NAMES = ("name", "group_id", "transactional_id", "key", "partition_index", "partition_id")
 CODES = ("error_code", "partition_error_code")
 # arrays that are null in an error response, as in Kafka
 NULL = {("DescribeClientQuotasResponse", "entries")}

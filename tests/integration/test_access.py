@@ -468,6 +468,22 @@ def alter_reassignments(world, version):
     return cls(topics=[cls.Topics(name=name, partitions=[partition]) for name in NAMES], timeout_ms=10_000)
 
 
+def elect_leaders(world, version):
+    cls = messages.ElectLeadersRequest
+    return cls(topic_partitions=[cls.TopicPartitions(topic=name, partitions=[0]) for name in NAMES])
+
+
+def describe_quorum(world, version):
+    """The quorum itself differs, so it is of a topic that is none."""
+    cls = messages.DescribeQuorumRequest
+    return cls(topics=[cls.Topics(topic_name="other", partitions=[cls.Topics.Partitions()])])
+
+
+def update_features(world, version):
+    cls = messages.UpdateFeaturesRequest
+    return cls(feature_updates=[cls.FeatureUpdates(feature="no.such", max_version_level=1)])
+
+
 def offset_delete(world, version):
     cls = messages.OffsetDeleteRequest
     topics = [cls.Topics(name=name, partitions=partitions_of(cls.Topics.Partitions)) for name in NAMES]
@@ -544,6 +560,9 @@ TABLE = {
         alter_configs(messages.IncrementalAlterConfigsRequest, config_operation=0), [(CHANGE, *SEEN)], None,
     ),
     "AlterReplicaLogDirs": (alter_log_dirs, [], ALTER),
+    "ElectLeaders": (elect_leaders, [], ALTER),
+    "DescribeQuorum": (describe_quorum, [], DESCRIBE),
+    "UpdateFeatures": (update_features, [], ALTER),
     "AlterPartitionReassignments": (alter_reassignments, [], ALTER),
     "ListPartitionReassignments": (
         just(messages.ListPartitionReassignmentsRequest, topics=None, timeout_ms=10_000), [], DESCRIBE,

@@ -485,6 +485,61 @@ def test_list_partition_reassignments(wire, version):
     assert (response.error_code, response.topics) == (0, [])
 
 
+@every_version("ElectLeaders")
+def test_elect_leaders(wire, version):
+    topic, _ = filled(wire, 1)
+    cls = messages.ElectLeadersRequest
+
+    def ask(topics, kind=0):
+        response = wire.ask(cls(election_type=kind, topic_partitions=topics, timeout_ms=10_000), version)
+        return response.error_code, {
+            (result.topic, each.partition_id): each.error_code
+            for result in response.replica_election_results
+            for each in result.partition_result
+        }
+
+    needless, unknown = errors.ELECTION_NOT_NEEDED, errors.UNKNOWN_TOPIC_OR_PARTITION
+    named = [cls.TopicPartitions(topic=topic, partitions=[0, 1])]
+    assert ask(named) == (0, {(topic, 0): needless, (topic, 1): unknown})
+    assert ask([]) == ask([], 0) == (0, {})
+    assert ask(None) == (0, {})
+    if version:
+        assert ask(named, 1) == (0, {(topic, 0): needless, (topic, 1): unknown})
+        assert ask(named, 2)[0] == errors.INVALID_REQUEST
+
+
+@every_version("DescribeQuorum")
+def test_describe_quorum(wire, version):
+    cls = messages.DescribeQuorumRequest
+
+    def ask(name, index):
+        topic = cls.Topics(topic_name=name, partitions=[cls.Topics.Partitions(partition_index=index)])
+        response = wire.ask(cls(topics=[topic]), version)
+        assert response.error_code == 0
+        return response, response.topics[0].partitions[0]
+
+    for name, index in (("__cluster_metadata", 1), ("other", 0)):
+        assert ask(name, index)[1].error_code == errors.UNKNOWN_TOPIC_OR_PARTITION
+    response, told = ask("__cluster_metadata", 0)
+    (voter,) = told.current_voters
+    assert (told.error_code, told.leader_id, voter.replica_id, told.observers) == (0, 1, 1, [])
+    assert told.high_watermark <= voter.log_end_offset
+    assert (voter.last_caught_up_timestamp > 0) == (version >= 1)
+    assert [node.node_id for node in response.nodes] == [1] * (version >= 2)
+
+
+@every_version("UpdateFeatures")
+def test_update_features(wire, version):
+    cls = messages.UpdateFeaturesRequest
+
+    def ask(name, level):
+        update = cls.FeatureUpdates(feature=name, max_version_level=level)
+        return wire.ask(cls(timeout_ms=10_000, feature_updates=[update]), version).error_code
+
+    assert ask("transaction.version", 2) == 0  # as it is
+    assert ask("transaction.version", 3) == ask("no.such", 1) == errors.INVALID_UPDATE_VERSION
+
+
 @every_version("CreatePartitions")
 def test_create_partitions(wire, version):
     topic, _ = filled(wire, 1)

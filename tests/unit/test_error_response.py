@@ -79,6 +79,17 @@ ASKED = {
         lambda r: [(each.transactional_id, each.error_code) for each in r.transaction_states],
         [("x", CODE), ("y", CODE)],
     ),
+    "ElectLeaders": (
+        m.ElectLeadersRequest(
+            topic_partitions=[m.ElectLeadersRequest.TopicPartitions(topic="t", partitions=[3, 5])]
+        ),
+        lambda r: [
+            (result.topic, each.partition_id, each.error_code)
+            for result in r.replica_election_results
+            for each in result.partition_result
+        ],
+        [("t", 3, CODE), ("t", 5, CODE)],
+    ),
     "FindCoordinator": (
         m.FindCoordinatorRequest(coordinator_keys=["g", "h"]),
         lambda r: [(c.key, c.error_code) for c in r.coordinators],

@@ -714,13 +714,16 @@ class ClassicGroup:
         self._sessions.clear()
         self.pending_join.clear()
 
+    def read_subscriptions(self) -> None:
+        self.subscribed_topics = self._subscribed_topics()
+
     def loaded(self) -> None:
         """Start the sessions of a group that was loaded from the log. Its members have one session timeout to
-        return."""
-        self.subscribed_topics = self._subscribed_topics()
+        return. Some may have returned already."""
         for member in self.members.values():
-            self._extend_session(member)
-        if len(self.members) > self._host.config.group_max_size:
+            if member.member_id not in self._sessions:
+                self._extend_session(member)
+        if self.state is State.STABLE and len(self.members) > self._host.config.group_max_size:
             self._prepare_rebalance("the group is larger than group.max.size")
 
     # -- protocols

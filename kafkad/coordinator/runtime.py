@@ -11,7 +11,7 @@ import codecs
 import logging
 import struct
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import mul
 from typing import Any
 
@@ -115,7 +115,7 @@ class GroupCoordinator:
         """Finish the load after the whole partition was fed: create its groups in slices, then serve them. A
         partition that does not parse is not served. Call `done()` in each case, also if it is unloaded
         meanwhile."""
-        self.run(shard, shard.load_steps(), done)
+        self._slices.run(until_closed(shard, shard.load_steps(), partial(self.refuse_load, shard), done))
 
     def refuse_load(self, shard: Shard, why: Exception) -> None:
         logger.error(
@@ -142,7 +142,12 @@ class GroupCoordinator:
 
     def run(self, shard: Shard, steps: Iterator[None], done: Callable[[], object] | None = None) -> None:
         """Run a shard's work in slices, until it is done or the shard is unloaded."""
-        self._slices.run(until_closed(shard, steps, lambda lie: self.refuse_load(shard, lie), done))
+        self._slices.run(until_closed(shard, steps, partial(self._failed, shard), done))
+
+    def _failed(self, shard: Shard, trouble: Exception) -> None:
+        """Log that a piece of work was not finished. The partition is served all the same: expiry, for one,
+        tries again later."""
+        logger.error("__consumer_offsets-%d: work in the background failed", shard.index, exc_info=trouble)
 
     def unload(self, partition: int) -> None:
         """Its groups are not coordinated here any more. Who waits is told so, and memory is given back, in

@@ -35,6 +35,7 @@ from kafkad.log.admission import Admission
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import Malformed
 from kafkad.protocol.records import Record, build_batch
+from kafkad.protocol.strings import java_length
 
 if TYPE_CHECKING:
     from kafkad.coordinator.ports import Coordinator
@@ -172,9 +173,14 @@ class Shard:
             batch = build_batch(listed, producer_id=producer_id, producer_epoch=epoch, transactional=True)
         write = Write(changes, done, producer_id=producer_id, settled=settled)
         self.writes.append(write)
-        self._coordinator.storage.append(
-            self.index, batch, lambda code, base_offset: self._appended(write, code, base_offset), admitted
-        )
+        try:
+            self._coordinator.storage.append(
+                self.index, batch, lambda code, offset: self._appended(write, code, offset), admitted
+            )
+        except Exception:
+            if write in self.writes:  # otherwise all later answers would wait for its outcome
+                self.writes.remove(write)
+            raise
 
     def complete_transaction(
         self, producer_id: int, epoch: int, coordinator_epoch: int, *, commit: bool, version: int, done: Done
@@ -293,6 +299,7 @@ class Shard:
 
     def _delete_group(self, group: ClassicGroup, done: Done | None = None) -> None:
         """Delete a group's offsets, then the group. It returns if the write fails."""
+        entry = records.group_key(group.group_id), None
         keys = sorted({*self.offsets.keys_of_group(group.group_id), *self.keys_on_their_way(group.group_id)})
 
         def settled(code: int) -> None:
@@ -307,7 +314,7 @@ class Shard:
         self._leaving.setdefault(group.group_id, group)
         group.cancel_timers()
         self._append_tombstones(keys)
-        self.append([(records.group_key(group.group_id), None)], done=done, settled=settled)
+        self.append([entry], done=done, settled=settled)
 
     # -- reading the log
 
@@ -332,9 +339,6 @@ class Shard:
         if self.tail_open:
             self.readable = True
             return
-        for group in list(self.groups.values()):
-            group.loaded()
-            yield
         self.loading = False
         self._expiry.set(self.config.offsets_retention_check_interval_ms)
         if self.groups:
@@ -343,6 +347,11 @@ class Shard:
         # A topic may have been deleted and recreated while the groups had no coordinator.
         self._coordinator.run(self, self._deletion_steps(self.offsets.topics(), self._is_of_another_topic))
         self.delete_offsets_of_topics(self._deleted_meanwhile)
+        # Sessions begin now: while the shard was loading, heartbeats did not extend them.
+        for group in list(self.groups.values()):
+            if self.groups.get(group.group_id) is group:
+                group.loaded()
+            yield
 
     def _load_record(self, key: bytes, value: bytes, offset: int, transaction_of: int | None = None) -> None:
         found = records.read(key, value)
@@ -389,6 +398,7 @@ class Shard:
                     assignment=bytes(stored.assignment),
                 )
             )
+        group.read_subscriptions()
         self.groups[found.group_id] = group
 
     def close(self, code: int) -> Iterator[None]:
@@ -531,7 +541,8 @@ class Shard:
                 if number % VISITED_AT_ONCE == 0:
                     yield
                 index, metadata = partition.partition_index, partition.committed_metadata or ""
-                code = errors.OFFSET_METADATA_TOO_LARGE if len(metadata) > metadata_size_max else errors.NONE
+                too_long = java_length(metadata) > metadata_size_max
+                code = errors.OFFSET_METADATA_TOO_LARGE if too_long else errors.NONE
                 answer.partitions.append(
                     messages.OffsetCommitResponse.Topics.Partitions(partition_index=index, error_code=code)
                 )

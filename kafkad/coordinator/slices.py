@@ -78,11 +78,11 @@ class Closable(Protocol):
 def until_closed(
     shard: Closable,
     steps: Iterator[None],
-    refuse: Callable[[Exception], None],
+    failed: Callable[[Exception], None],
     done: Callable[[], object] | None,
 ) -> Iterator[None]:
-    """Do the work of a shard until it is done or the shard is closed, then call `done`. `refuse` is called
-    first if the shard's log does not parse."""
+    """Do the work of a shard until it is done or the shard is closed, then call `done`. If it raises an
+    exception, call `failed` before."""
     end = object()
     try:
         while not shard.closed and next(steps, end) is not end:
@@ -90,6 +90,6 @@ def until_closed(
     except (AssertionError, MemoryError):
         raise
     except Exception as trouble:  # Malformed, or a record that nobody has foreseen
-        refuse(trouble)
+        failed(trouble)
     if done is not None:
         done()

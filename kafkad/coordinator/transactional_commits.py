@@ -19,6 +19,7 @@ from kafkad.coordinator.records import CommittedOffset, Entry
 from kafkad.log.admission import Admission
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
+from kafkad.protocol.strings import java_length
 
 if TYPE_CHECKING:
     from kafkad.coordinator.ports import Coordinator
@@ -119,7 +120,7 @@ def _commit(shard: "Shard", request: Any, admission: Admission, guard: int, repl
             if number % AT_ONCE == 0:
                 yield
             index, metadata = partition.partition_index, partition.committed_metadata or ""
-            too_long = len(metadata) > shard.config.offset_metadata_max_bytes
+            too_long = java_length(metadata) > shard.config.offset_metadata_max_bytes
             code = errors.OFFSET_METADATA_TOO_LARGE if too_long else errors.NONE
             answer.partitions.append(
                 messages.TxnOffsetCommitResponse.Topics.Partitions(partition_index=index, error_code=code)

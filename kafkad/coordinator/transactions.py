@@ -11,6 +11,7 @@ Source: Kafka 4.3's TransactionCoordinator and TransactionStateManager."""
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from kafkad.config.broker import BrokerConfig
@@ -135,7 +136,7 @@ class TransactionCoordinator:
     def end_load(self, shard: TransactionShard, done: Callable[[], object] | None = None) -> None:
         """All of the partition was fed: serve it. One that does not parse is not served. `done()` in each
         case, also when it is unloaded meanwhile."""
-        self.run(shard, shard.load_steps(), done)
+        self._slices.run(until_closed(shard, shard.load_steps(), partial(self.refuse_load, shard), done))
 
     def refuse_load(self, shard: TransactionShard, why: Exception) -> None:
         logger.error(
@@ -164,7 +165,7 @@ class TransactionCoordinator:
         self, shard: TransactionShard, steps: Iterator[None], done: Callable[[], object] | None = None
     ) -> None:
         """Do a shard's work in slices, until it is done or the shard is unloaded."""
-        self._slices.run(until_closed(shard, steps, lambda lie: self.refuse_load(shard, lie), done))
+        self._slices.run(until_closed(shard, steps, partial(self._failed, shard), done))
 
     def lead(self, partition: int, epoch: int) -> None:
         """The partition is led here in this leader epoch; what is loaded stays. Markers carry the epoch, and
@@ -173,6 +174,11 @@ class TransactionCoordinator:
         shard = self.shards.get(partition)
         if shard is not None:
             shard.epoch = epoch
+
+    def _failed(self, shard: TransactionShard, trouble: Exception) -> None:
+        """Log that a piece of work was not finished. The partition is served all the same: expiry, for one,
+        tries again later."""
+        logger.error("__transaction_state-%d: work in the background failed", shard.index, exc_info=trouble)
 
     def unload(self, partition: int) -> None:
         """Its ids are not coordinated here any more. Who waits is told so; memory is given back in slices."""

@@ -3,7 +3,7 @@ group may keep in memory is bounded."""
 
 import pytest
 
-from kafkad.protocol import errors, messages
+from kafkad.protocol import codec, errors, messages
 from kafkad.testing import Broker
 from tests.wire import Wire, create_topic
 
@@ -92,3 +92,25 @@ def test_metadata_of_a_group_is_bounded(wire):
     assert few.error_code == errors.NONE
     assert join(wire, "wide", bytes(MB // 2), names=many).error_code == errors.GROUP_MAX_SIZE_REACHED
     assert join(wire, "wide", bytes(MB // 4), few.member_id, names=many).error_code == errors.NONE
+
+
+def test_a_group_name_that_no_record_can_have_costs_its_partition_nothing():
+    """Replaced by U+FFFD, 20,000 bytes that are not UTF-8 become 60,000. The group could not be deleted, and
+    its expiry ended the service of all groups in its partition."""
+    name = b"\xff" * 20_000
+    config = {"offsets.topic.num.partitions": 1, "offsets.retention.check.interval.ms": 500}
+    with Broker(config=config) as broker, Wire(broker.bootstrap) as wire:
+        create_topic(wire, "t", 1)
+        asked = messages.FindCoordinatorRequest(key_type=0, coordinator_keys=["g"])
+        while wire.ask(asked, 4).coordinators[0].error_code:
+            pass
+        frame = codec.encode_request(
+            messages.JoinGroupRequest(group_id="G" * 20_000, **{**JOIN, "session_timeout_ms": 6_000}),
+            4,
+            1,
+            "c",
+        )
+        with Wire(broker.bootstrap) as other:
+            other.send_frame(frame.replace(b"G" * 20_000, name))
+            assert other.is_closed_by_broker()
+        assert commit(wire, 1) == {errors.NONE}

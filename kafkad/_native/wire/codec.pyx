@@ -9,8 +9,9 @@ The rules are those of Kafka's generated classes, except where noted:
 
 - Reading. An array cannot claim more elements than the remaining bytes can hold, each at its smallest size, so a small
   frame cannot claim millions. A message has at most as many values as its reader allows. These are Malformed: a null
-  that the version does not allow, a length below -1 (Kafka reads it as null), and a string above 32767 bytes. Fields
-  that the version lacks get their default.
+  that the version does not allow, a length below -1 (Kafka reads it as null), and a string above 32767 bytes, also if
+  only U+FFFD for bytes that are not UTF-8 makes it so long. So every string that was read can be written. Fields that
+  the version lacks get their default.
 - Writing. These raise ValueError: a field that the version lacks and that is neither ignorable nor at its default, a
   null that the version does not allow, an integer out of range, and any value of a wrong type.
 - Tagged fields (KIP-482). A known tag is read by its content; its size is ignored. If a tag is repeated, the last one
@@ -93,6 +94,7 @@ KINDS = {
 cdef size_t[9] FIXED_SIZE = [1, 1, 2, 2, 4, 4, 8, 8, 16]
 
 cdef int STRING_SIZE_MAX = 0x7FFF
+cdef int REPLACED_SIZE_MAX = STRING_SIZE_MAX // 3     # U+FFFD has three bytes and may replace a single one
 cdef int64_t[7] LOWEST = [0, -0x80, -0x8000, 0, -0x80000000, 0, INT64_MIN]
 cdef int64_t[7] HIGHEST = [1, 0x7F, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FFFFFFFFFFFFFFF]
 
@@ -515,7 +517,10 @@ cdef object read_text(Plan plan, Step* step, int64_t size, Cursor* c):
     if raw == NULL:
         raise malformed(plan, step, f"a string of {size} bytes where {remaining(c)} remain")
     # As in Java, bytes that are not UTF-8 become U+FFFD. Clients in C do send binary offset metadata.
-    return PyUnicode_DecodeUTF8(<const char*>raw, size, b"replace")
+    text = PyUnicode_DecodeUTF8(<const char*>raw, size, b"replace")
+    if size > REPLACED_SIZE_MAX and len(text.encode()) > STRING_SIZE_MAX:
+        raise malformed(plan, step, f"a string of {size} bytes, many of which are not UTF-8")
+    return text
 
 
 cdef object read_bytes(Plan plan, Step* step, int64_t size, Cursor* c):

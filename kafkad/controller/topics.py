@@ -31,6 +31,8 @@ from kafkad.protocol.errors import KafkaError
 
 METADATA_TOPIC: Final = "__cluster_metadata"
 TRANSACTION_TOPIC: Final = "__transaction_state"
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+KEPT_BY_HASH: Final = {OFFSETS_TOPIC: "group", TRANSACTION_TOPIC: "transactional id"}
 PARTITIONS_MAX: Final = 10_000  # new ones in one request; Kafka: MAX_PARTITIONS_PER_BATCH
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -413,7 +415,7 @@ def _share_group_state(config: BrokerConfig) -> tuple[int, int, dict[str, str]]:
 
 
 _INTERNAL: Final[dict[str, Callable[[Any], tuple[int, int, dict[str, str]]]]] = {
-    "__consumer_offsets": _consumer_offsets,
+    OFFSETS_TOPIC: _consumer_offsets,
     TRANSACTION_TOPIC: _transaction_state,
     "__share_group_state": _share_group_state,
 }
@@ -551,10 +553,11 @@ def _grow(image: MetadataImage, cluster: Cluster, asked: Any, added_max: int, ta
             f"The topic {asked.name} currently has {count} partition(s);"
             f" {asked.count} would not be an increase.",
         )
-    if asked.name == TRANSACTION_TOPIC:
+    kept = KEPT_BY_HASH.get(asked.name)
+    if kept is not None:
         raise KafkaError(
             errors.INVALID_PARTITIONS,
-            f"{asked.name} cannot grow: its number of partitions says where each transactional id is kept.",
+            f"{asked.name} cannot grow: its number of partitions says where each {kept} is kept.",
         )
     added = asked.count - count
     if added > added_max:

@@ -241,12 +241,13 @@ def test_a_topic_grows(cluster):
     assert grow(cluster, "a", 5, [[9]]) == errors.INVALID_REPLICA_ASSIGNMENT
 
 
-def test_the_topic_of_transactions_does_not_grow(cluster):
-    """Its number of partitions says in which of them a transactional id is."""
-    cluster.controller.auto_create(["__transaction_state"])
-    count = len(cluster.image.topics["__transaction_state"].partitions)
-    assert grow(cluster, "__transaction_state", count + 1) == errors.INVALID_PARTITIONS
-    assert len(cluster.image.topics["__transaction_state"].partitions) == count
+@pytest.mark.parametrize("name", ["__transaction_state", "__consumer_offsets"])
+def test_the_topic_of_a_coordinator_does_not_grow(cluster, name):
+    """Its number of partitions says in which of them a transactional id, or a group, is."""
+    cluster.controller.auto_create([name])
+    count = len(cluster.image.topics[name].partitions)
+    assert grow(cluster, name, count + 1) == errors.INVALID_PARTITIONS
+    assert len(cluster.image.topics[name].partitions) == count
 
 
 # -- starting again ----------------------------------------------------------------------------------------

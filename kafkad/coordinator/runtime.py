@@ -279,7 +279,7 @@ class GroupCoordinator:
             response.error_code = errors.COORDINATOR_LOAD_IN_PROGRESS
             return response
         wanted_states = yield from wide.set_of(state.strip().lower() for state in states)
-        wanted_types = yield from wide.set_of(kind.strip().lower() for kind in types)
+        wanted_types = yield from wide.set_of(kind.lower() for kind in types)  # not stripped, as in Kafka
         is_wanted = not types or CLASSIC in wanted_types
         yield from wide.empty(wanted_types)
         if not is_wanted:

@@ -832,6 +832,7 @@ def test_an_empty_group_id_is_invalid():
         ([" STABLE ", "dead"], ["CLASSIC"], [GROUP]),
         ([], ["consumer"], []),
         ([], ["nonsense"], []),
+        ([], [" classic "], []),
     ],
 )
 def test_groups_are_listed_by_state_and_type(pair, states, types, found):

@@ -4,10 +4,12 @@ The answer is bounded in bytes and in time. A redirection is followed within its
 question with a body. Proxies and credentials within a URL are not used. It blocks: in a server it runs in a
 thread. http.client (with email, 0.8 MB) is imported by the first question: few brokers ask any."""
 
+import io
+import socket
 import ssl
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
 from kafkad import __version__
@@ -80,8 +82,9 @@ def _asked(
             connection.connect()
             connection.sock.settimeout(read_timeout_s)
             connection.request("GET" if body is None else "POST", path, body, {**HEADERS, **headers})
+            connection.sock = _Bounded(connection.sock, time.monotonic() + read_timeout_s)
             response = connection.getresponse()
-            read = _read(response, time.monotonic() + read_timeout_s)
+            read = _read(response)
             location = (
                 response.getheader("Location") if response.status in (301, 302, 303, 307, 308) else None
             )
@@ -95,12 +98,48 @@ def _asked(
         ) from None
 
 
-def _read(response: "http.client.HTTPResponse", deadline: float) -> bytes:
+def _read(response: "http.client.HTTPResponse") -> bytes:
     found = bytearray()
     while some := response.read1(READ_BYTES):
         found += some
         if len(found) > ANSWER_BYTES_MAX:
             raise ValueError(f"it is larger than {ANSWER_BYTES_MAX} bytes")
-        if time.monotonic() > deadline:
-            raise TimeoutError("it takes too long")
     return bytes(found)
+
+
+class _Bounded:
+    """A socket as http.client reads an answer from it, its head too: all of it comes before `deadline`, by
+    the monotonic clock. A timeout of the socket itself begins anew with each byte."""
+
+    def __init__(self, plain: socket.socket, deadline: float) -> None:
+        self._plain = plain
+        self._deadline = deadline
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        assert mode == "rb"
+        return io.BufferedReader(_Until(self._plain, self._deadline))
+
+    def close(self) -> None:
+        self._plain.close()
+
+
+class _Until(io.RawIOBase):
+    def __init__(self, plain: socket.socket, deadline: float) -> None:
+        self._plain = plain
+        self._file = plain.makefile("rb", buffering=0)  # keeps the socket open
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("it takes too long")
+        self._plain.settimeout(left_s)
+        return self._file.readinto(buffer)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()

@@ -143,10 +143,11 @@ def _look_up(
         _, found.offset, found.leader_epoch = log.earliest()
     elif timestamp in (LAST_TIERED, EARLIEST_PENDING_UPLOAD):
         return  # nothing is tiered: -1, -1
-    elif timestamp == MAX_TIMESTAMP:
-        _fill(found, (yield from log.seek_max_timestamp()))
     else:
-        hit = yield from log.seek_timestamp(timestamp, isolation)
+        if timestamp == MAX_TIMESTAMP:
+            hit = yield from log.seek_max_timestamp(isolation)
+        else:
+            hit = yield from log.seek_timestamp(timestamp, isolation)
         if hit is None and request.replica_id == CONSUMER:
             _refuse_if_behind(context, log)
         _fill(found, hit)

@@ -497,13 +497,14 @@ class Log:
         """`offset_for_timestamp` in steps of bounded work; the log may change between them."""
         return timestamps.seek(self, timestamp, self.latest(isolation).offset)
 
-    def offset_for_max_timestamp(self) -> TimestampOffset | None:
-        """Return the first record that has the log's largest timestamp."""
-        return finish(self.seek_max_timestamp())
+    def offset_for_max_timestamp(self, isolation: int = 0) -> TimestampOffset | None:
+        """Return the first record that has the log's largest timestamp; None if it is not below HW (or
+        LSO)."""
+        return finish(self.seek_max_timestamp(isolation))
 
-    def seek_max_timestamp(self) -> Search:
+    def seek_max_timestamp(self, isolation: int = 0) -> Search:
         """`offset_for_max_timestamp` in steps of bounded work."""
-        return timestamps.seek_max(self)
+        return timestamps.seek_max(self, self.latest(isolation).offset)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """Return (epoch, end offset) as OffsetForLeaderEpoch answers; (-1, -1) if unknown."""

@@ -12,6 +12,7 @@ from kafkad._native.log.partition import Partition
 from kafkad.protocol import records
 from kafkad.protocol.errors import NOT_LEADER_OR_FOLLOWER, KafkaError
 
+SEGMENTS_AT_A_TIME = 16  # for the largest timestamp; each may have a time index to open
 _INT = struct.Struct(">i")
 
 
@@ -79,12 +80,24 @@ def seek(log: Searched, timestamp: int, bound: int) -> Search:
     return None
 
 
-def seek_max(log: Searched) -> Search:
-    """Find the first record that has the log's largest timestamp."""
+def seek_max(log: Searched, bound: int) -> Search:
+    """Find the first record that has the log's largest timestamp. None if that is not below the offset
+    `bound`: as in Kafka, no other record takes its place."""
     native = log.native
-    largest = [log.io(native.segment_max_timestamp, at) for at in range(native.count)]
-    best = max(range(len(largest)), key=lambda at: (largest[at][0], -at))
-    timestamp, offset = largest[best]
+    known, at = (native.first_base_offset, native.generation), 0
+    timestamp = offset = best = -1
+    while at < native.count:
+        largest, last = log.io(native.segment_max_timestamp, at)
+        if largest > timestamp:
+            timestamp, offset, best = largest, last, at
+        at += 1
+        if at % SEGMENTS_AT_A_TIME == 0:
+            yield
+            if log.closed:
+                raise KafkaError(NOT_LEADER_OR_FOLLOWER)
+            moment = native.first_base_offset, native.generation
+            if moment != known:
+                known, at, timestamp = moment, 0, -1
     if timestamp < 0:
         return None
     found = log.io(native.batch_by_timestamp, best, timestamp, min(offset, log.end_offset - 1), -1)
@@ -92,7 +105,9 @@ def seek_max(log: Searched) -> Search:
         return None
     data = log.io(native.read_batch, best, *found)
     record = yield from records.seek_max_timestamp(data)
-    return None if record is None else TimestampOffset(record[0], record[1], _leader_epoch(data))
+    if record is None or record[1] >= bound:
+        return None
+    return TimestampOffset(record[0], record[1], _leader_epoch(data))
 
 
 def _leader_epoch(batch: bytes) -> int:

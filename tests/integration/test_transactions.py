@@ -10,12 +10,14 @@ import asyncio
 import json
 import random
 import threading
+import time
 from collections import defaultdict
 
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka import TopicPartition as TopicPartition3
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as TopicPartition2
 from kafka.structs import OffsetAndMetadata
@@ -125,6 +127,26 @@ def test_only_what_is_committed_is_read(shared, topic, unique):
     client.commit_transaction(WAIT_S)
     expected[0] += [b"open", b"behind"]
     assert values(shared, topic) == expected
+
+
+def test_the_record_of_the_largest_timestamp_is_told_of_when_its_transaction_has_ended(shared, topic, unique):
+    client = transactional(shared, unique("id"))
+    admin = AdminClient({"bootstrap.servers": shared.bootstrap})
+    partition = TopicPartition(topic, 0)
+
+    def newest(isolation):
+        spec = {partition: OffsetSpec.max_timestamp()}
+        return admin.list_offsets(spec, isolation_level=isolation)[partition].result(WAIT_S).offset
+
+    later_ms = int(time.time() * 1000) + 60_000  # than the markers
+    for number, commits in enumerate((True, False)):
+        client.begin_transaction()
+        client.produce(topic, b"value", partition=0, timestamp=later_ms + number)
+        assert client.flush(WAIT_S) == 0
+        assert newest(IsolationLevel.READ_UNCOMMITTED) == 2 * number
+        assert newest(IsolationLevel.READ_COMMITTED) == -1
+        end(client, commits)
+        wait_until(lambda number=number: newest(IsolationLevel.READ_COMMITTED) == 2 * number)
 
 
 def test_offsets_are_committed_with_their_transaction(shared, topic, unique):

@@ -402,3 +402,48 @@ def test_the_aborted_transactions_of_any_range_of_a_long_index_are_told(world):
         start, upper = sorted(chance.choices(range(log_end), k=2))
         told = world.log.aborted_transactions(start, upper)
         assert told == [txn for txn in known if txn.last_offset >= start and txn.first_offset < upper]
+
+
+@pytest.mark.parametrize("commit", [False, True])
+def test_the_largest_timestamp_is_not_told_of_above_the_last_stable_offset(world, commit):
+    """As in Kafka: the record may be aborted, and no other one takes its place."""
+    world.append(timestamp=2_000)
+    begin(world, 7)
+    world.append(timestamp=3_000)
+    assert world.log.offset_for_max_timestamp()[:2] == (3_000, 2)
+    assert world.log.offset_for_max_timestamp(isolation=1) is None
+    end(world, 7, commit=commit)
+    assert world.log.offset_for_max_timestamp(isolation=1)[:2] == (3_000, 2)
+
+
+def test_the_largest_timestamp_is_not_told_of_above_the_high_watermark(tmp_path):
+    """A record that only the leader has may vanish."""
+    world = LogWorld(tmp_path, topic_config(flush_messages=3))
+    for timestamp in (2_000, 3_000, 4_000, 5_000):
+        world.append(timestamp=timestamp)
+    assert world.log.high_watermark < world.log.end_offset
+    assert world.log.offset_for_max_timestamp() is None
+    world.log.flush()
+    assert world.log.offset_for_max_timestamp()[:2] == (5_000, 3)
+
+
+def test_the_search_for_the_largest_timestamp_begins_again_if_segments_are_deleted(tmp_path):
+    """It takes steps: a log of thousands of segments has as many time indexes to open."""
+    world = LogWorld(tmp_path, topic_config(segment_bytes=100))
+    times = [5_000, *range(1_000, 1_039), 4_000, *range(1_000, 1_040)]
+    for timestamp in times:
+        world.append(timestamp=timestamp)
+    world.restart()
+    assert world.log.native.count == len(times)
+    search = world.log.seek_max_timestamp()
+    assert next(search) is None
+    world.log.delete_records(1)
+    assert world.log.apply_retention(1_000) == 1
+    steps = 1
+    try:
+        while True:
+            next(search)
+            steps += 1
+    except StopIteration as found:
+        assert found.value[:2] == (4_000, 40)
+    assert steps > 5

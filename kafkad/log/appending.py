@@ -4,6 +4,7 @@ When the native append returns NEED_PYTHON, a segment must be rolled, a batch de
 batches of a producer looked up. This is done here, and the same native append is called again, so each rule
 exists once."""
 
+import os
 import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
@@ -21,7 +22,7 @@ from kafkad._native.log.segment_recovery import replay_producers
 from kafkad._native.wire.batch import AppendRules
 from kafkad.log import rolling
 from kafkad.log.admission import NEED_TRANSACTION, Admission, NeedTransaction
-from kafkad.log.filenames import LOG, segment_file
+from kafkad.log.filenames import INDEX, LOG, segment_file
 from kafkad.log.next_segment import NextSegment
 from kafkad.log.pending_append import AppendResult, PendingAppend, PendingSet, Target, append_rules
 from kafkad.protocol.errors import (
@@ -40,7 +41,11 @@ Origin = Literal["coordinator", "raft", "replica"]
 
 NEED_PYTHON: Final = -1000
 ORIGINS: Final[dict[Origin, int]] = {"coordinator": 1, "raft": 2, "replica": 3}
-RECALL_SIZE: Final = 64 << 20  # bytes at the log's end that contain five batches of a busy producer
+# The end of a log that contains five batches of a busy producer, in entries of an offset index. These are as
+# many batches, or 16 MB of small ones: they are read on the loop.
+RECALLED_ENTRIES: Final = 4096
+RECALLED_ENTRIES_MIN: Final = 64  # that a segment counts for: opening it takes time, too
+INDEX_ENTRY: Final = struct.Struct(">ii")  # relative offset, position
 _EPOCH = struct.Struct(">i")
 
 
@@ -143,14 +148,37 @@ def _recall_producers(log: Appended) -> None:
     """Complete producers from a snapshot, which has only their last batch, from the log: a client may retry
     any of the last five. At most once after a start, when such a retry comes."""
     replayed = ProducerTable()
-    rows = log.native.segment_rows()
-    first = len(rows) - 1
-    while first > 0 and sum(size for _, size, _ in rows[first:]) < RECALL_SIZE:
-        first -= 1
-    for base, _, _ in rows[first:]:
+    starts: list[tuple[int, int]] = []
+    left = RECALLED_ENTRIES
+    active = log.native.active_base_offset
+    for base, _, _ in reversed(log.native.segment_rows()):
+        entries = log.native.index_entries()[0] if base == active else 0
+        position, count = log.io(_tail_of, segment_file(log.directory, base, INDEX), entries, left)
+        starts.append((base, position))
+        left -= max(count, RECALLED_ENTRIES_MIN)
+        if left <= 0:
+            break
+    for base, position in reversed(starts):
         path = segment_file(log.directory, base, LOG)
-        log.io(replay_producers, path, replayed, base, log.end_offset)
+        log.io(replay_producers, path, replayed, base, log.end_offset, position)
     log.native.producers.recall(replayed)
+
+
+def _tail_of(path: str, entries: int, wanted: int) -> tuple[int, int]:
+    """Return where in a segment the batch of its `wanted`-th last index entry begins (0: it has fewer), and
+    the number of entries from there on. `path`: of the offset index; `entries`: how many it has, 0 if its
+    size shows that."""
+    try:
+        with open(path, "rb") as file:
+            entries = entries or file.seek(0, os.SEEK_END) // INDEX_ENTRY.size
+            if entries < wanted:
+                return 0, entries
+            file.seek((entries - wanted) * INDEX_ENTRY.size)
+            entry = file.read(INDEX_ENTRY.size)
+    except FileNotFoundError:
+        return 0, 0
+    position = INDEX_ENTRY.unpack(entry)[1] if len(entry) == INDEX_ENTRY.size else 0
+    return (position, wanted) if position > 0 else (0, 0)  # 0: behind the entries, the file is stretched
 
 
 def _compression_level(config: "TopicConfig") -> int | None:

@@ -1,8 +1,12 @@
 """Idempotent producers: what is a retry, what a gap, what a zombie; also across restarts and crashes."""
 
+import os
+
 import pytest
 
 from kafkad._native.log.producer_table import ProducerTable
+from kafkad._native.log.segment_recovery import replay_producers
+from kafkad.log import appending
 from kafkad.log.filenames import SNAPSHOT
 from kafkad.log.log import AppendResult
 from kafkad.log.producer_state import decode_snapshot, encode_snapshot, load_snapshot
@@ -289,3 +293,41 @@ def test_a_clean_stop_leaves_a_snapshot_at_the_end(world):
     world.log.close()
     data = world.path(5, SNAPSHOT).read_bytes()
     assert decode_snapshot(data) == [(7, 0, 4, 4, 4, 1_004, -1, -1)]
+
+
+@pytest.mark.parametrize("segment_bytes", [1 << 30, 1 << 14])
+def test_a_retry_of_an_earlier_batch_after_a_restart_reads_the_end_of_the_log_only(
+    tmp_path, segment_bytes, monkeypatch
+):
+    """A segment of a gigabyte was replayed from its beginning, on the loop: all clients waited."""
+    monkeypatch.setattr(appending, "RECALLED_ENTRIES", 16)
+    monkeypatch.setattr(appending, "RECALLED_ENTRIES_MIN", 1)
+    config = topic_config(segment_bytes=segment_bytes, index_interval_bytes=100)
+    world = LogWorld(tmp_path, config)
+    for sequence in range(1_000):
+        send(world, sequence)
+    world.restart()
+    read: list[tuple[int, int]] = []
+
+    def replay(path, producers, start, end, position=0):
+        read.append((start, os.path.getsize(path) - position))
+        return replay_producers(path, producers, start, end, position)
+
+    monkeypatch.setattr(appending, "replay_producers", replay)
+    for sequence in (995, 998):
+        assert send(world, sequence).base_offset == sequence
+    assert refusal(world, 1_001) == OUT_OF_ORDER
+    assert 5 * len(idempotent(0)) <= sum(size for _, size in read) < 40 * len(idempotent(0))
+    assert len(read) == 1 or segment_bytes == 1 << 14
+
+
+def test_a_retry_after_a_restart_finds_its_batch_in_an_earlier_segment(tmp_path):
+    """Behind its entries, the index of an open segment is stretched and has zeros."""
+    world = LogWorld(tmp_path)
+    for sequence in range(4):
+        send(world, sequence)
+    world.log.roll(1_000)
+    send(world, 4)
+    world.restart()
+    assert send(world, 5).base_offset == 5
+    assert send(world, 1).base_offset == 1

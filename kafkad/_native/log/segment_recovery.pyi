@@ -36,5 +36,5 @@ def scan_segment(
     below: int = -1,
 ) -> SegmentScan: ...
 def replay_producers(
-    path: str, producers: ProducerTable, start_offset: int, end_offset: int
+    path: str, producers: ProducerTable, start_offset: int, end_offset: int, position: int = 0
 ) -> list[Completed]: ...

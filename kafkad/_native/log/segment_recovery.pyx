@@ -403,13 +403,15 @@ cdef list completed_rows(Scan* scan):
             for i in range(scan.completed.size // sizeof(Completed))]
 
 
-def replay_producers(str path, ProducerTable producers not None, int64_t start_offset, int64_t end_offset) -> list:
-    """Replay the batches of one .log within [start_offset, end_offset), by their headers only. Return the transactions
-    that ended there, as in SegmentScan.completed. Stops without an error at bytes that are no batch."""
+def replay_producers(str path, ProducerTable producers not None, int64_t start_offset, int64_t end_offset,
+                     int64_t position=0) -> list:
+    """Replay the batches of one .log within [start_offset, end_offset), by their headers only, from the one at `position`
+    on. Return the transactions that ended there, as in SegmentScan.completed. Stops without an error at bytes that are
+    no batch."""
     cdef Scan scan
     cdef Window window
     cdef const uint8_t* header
-    cdef int64_t at = 0, size, last
+    cdef int64_t at = position, size, last
     cdef bytes name = os.fsencode(path)
     cdef const char* c_name = name
     cdef int status = 0

@@ -91,7 +91,9 @@ def _truncate(log: Truncated, offset: int, base: int, position: int, created_ms:
     path = segment_file(log.directory, base, LOG)
     if os.path.getsize(path) > position:
         _cut(log, path, base, position, offset)
-    scan = scan_segment(log.directory, base, ProducerTable(), index_interval=log.config.index_interval_bytes)
+    scan = scan_segment(  # by the headers: the bytes were checked when they came
+        log.directory, base, ProducerTable(), index_interval=log.config.index_interval_bytes, below=offset
+    )
     native.add_segment(base, scan.valid_size, created_ms, scan.max_timestamp)
     native.truncated(offset, scan.valid_size)
     txns = segment_file(log.directory, base, TXN_INDEX)

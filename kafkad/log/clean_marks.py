@@ -15,9 +15,9 @@ signs for each log, which cost nothing because a start reads both anyway:
 
 A log without these signs is checked as after a kill.
 
-If the wall clock was set back while the broker ran, segments have later times than the stop. The file then
-gets the time of the newest segment. Until the clock has caught up, the first sign does not show that a
-segment was written after the stop."""
+If the wall clock was set back while the broker ran, segments have later times than the stop. They get the
+time of the stop before the file is written (`closing.settle_times`): otherwise one segment of a wrong time
+would make each log doubtful, or the sign useless."""
 
 import json
 import os
@@ -32,20 +32,17 @@ CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 class CleanMark(NamedTuple):
     there: bool
     broker_epoch: int  # -1 if there is none
-    written_ms: int  # by the clock of the file system; never before a segment was written
+    written_ms: int  # by the clock of the file system
 
 
 NO_MARK: Final = CleanMark(False, -1, -1)
 
 
-def write_mark(directory: str, broker_epoch: int, newest_ms: int = -1) -> None:
-    """`newest_ms`: when the newest segment was written."""
+def write_mark(directory: str, broker_epoch: int) -> None:
     path = os.path.join(directory, CLEAN_SHUTDOWN)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         os.write(fd, json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":")).encode())
-        if newest_ms > os.fstat(fd).st_mtime_ns // 1_000_000:
-            os.utime(fd, ns=(newest_ms * 1_000_000,) * 2)
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -15,11 +15,12 @@ has ended for STALLED_S, its logs and the remaining ones in this directory are g
 the next start, as after a kill."""
 
 import itertools
+import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkad.log.checkpoints import sync_directory
@@ -28,6 +29,8 @@ from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 
 if TYPE_CHECKING:
     from kafkad.log.log import Log
+
+logger = logging.getLogger("kafkad.log")
 
 THREADS: Final = 8
 GROUP: Final = 128  # logs whose files are open at the same time
@@ -64,16 +67,19 @@ def close_logs(logs: "Sequence[Log]", clean: bool) -> "Iterator[tuple[Log, Kafka
                 yield log, trouble
 
 
-def newest_write_ms(logs: "Sequence[Log]") -> int:
-    """Return when a segment of these logs was last written, by the clock of the file system; -1 if there is
-    none."""
-    newest_ms = -1
+def settle_times(logs: "Sequence[Log]") -> None:
+    """Give the time of now to segments that were written in the future: the clock was set back. Report
+    segments that somebody has removed."""
     for log in logs:
         for base, _ in log.segments:
-            with suppress(OSError):  # then the next start checks the log
-                written_ns = os.stat(segment_file(log.directory, base, LOG)).st_mtime_ns
-                newest_ms = max(newest_ms, written_ns // 1_000_000)
-    return newest_ms
+            path = segment_file(log.directory, base, LOG)
+            try:
+                if os.stat(path).st_mtime_ns > time.time_ns():
+                    os.utime(path)
+            except FileNotFoundError:
+                logger.error("%s was removed, and its records with it", path)
+            except OSError:
+                pass  # the next start checks the log
 
 
 def _sync(

@@ -57,18 +57,18 @@ TRIES = 3  # of a write; the last one does its fsync under the locks
 RACY_NS = 50_000_000  # files written within one tick of the kernel's clock may look the same
 
 _WORD = struct.Struct("q")
-FAILED, NOT_CLEAN, PARTITIONS, NEWEST_MS = 0, 1, 2, 3  # a directory's words
-WORDS = 4
+FAILED, NOT_CLEAN, PARTITIONS = 0, 1, 2  # a directory's words
+WORDS = 3
 
 
 class SharedFacts:
     """Memory that a supervisor shares with its workers, created before the fork:
 
     broker epoch i64 | metadata offset i64 | of each directory: failed i64, not closed cleanly i64,
-    partitions i64, when a segment was last written i64 (ms, known when the logs are closed)
+    partitions i64
 
     Worker 0 writes the first two. `failed` and `not closed` are only ever set, by any process, and may be
-    read late. The other two change under `alone`."""
+    read late. `partitions` changes under `alone`."""
 
     def __init__(self, directories: int) -> None:
         size = _WORD.size * (2 + WORDS * directories)
@@ -115,9 +115,6 @@ class SharedFacts:
 
     def add(self, directory: int, what: int, count: int) -> None:
         _WORD.pack_into(self._map, self._at(directory, what), self.count(directory, what) + count)
-
-    def raise_to(self, directory: int, what: int, value: int) -> None:
-        self.add(directory, what, max(0, value - self.count(directory, what)))
 
     def count(self, directory: int, what: int) -> int:
         count: int = _WORD.unpack_from(self._map, self._at(directory, what))[0]
@@ -167,7 +164,8 @@ class Directory:
         self.writer = 0  # the number of this worker
         self.keeper = False  # worker 0: drops entries that no worker owns
         self.logs_by_key: dict[Key, Log] = {}
-        # Logs that were gone at the start, with the offset that they had reached. They are not `create`d yet.
+        # Logs that were gone at the start, or had no segment any more, with the offset that they had reached.
+        # They are not `create`d yet.
         self.missing: dict[Key, int] = {}
         self._reported: set[Key] = set()
         self._removed: dict[Key, Log] = {}  # logs whose directory was not there

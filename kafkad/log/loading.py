@@ -8,8 +8,8 @@
 
 After a clean stop the logs are opened one after the other. After an unclean stop they must be scanned, which
 several threads do. A log that a shortage keeps from loading is left to `unloaded`, and tried again when it is
-asked for; a directory that fails goes offline. A log that a checkpoint names and that is gone is noted
-(`Directory.missing`).
+asked for; a directory that fails goes offline. A log that had records by the checkpoints and is gone, or
+whose directory is there without a segment, is noted (`Directory.missing`).
 
 Use: log_dirs.py."""
 
@@ -36,14 +36,23 @@ from kafkad.log.checkpoints import (
 )
 from kafkad.log.clean_marks import CleanStop
 from kafkad.log.directory import CHECKPOINTS, Directory, Key
-from kafkad.log.filenames import DELETE_DIR, FUTURE_DIR, METADATA_TOPIC, STRAY_DIR, parse_directory
+from kafkad.log.filenames import (
+    DELETE_DIR,
+    FUTURE_DIR,
+    LOG,
+    METADATA_TOPIC,
+    STRAY_DIR,
+    offset_of,
+    parse_directory,
+)
 from kafkad.log.flusher import FATAL, is_fatal
 from kafkad.log.identity import DirectoryTrouble
 from kafkad.log.log import Log
 from kafkad.log.moves import Moves, topic_id_if_ours
+from kafkad.log.opening import Emptied
 from kafkad.log.parallel import run_all
 from kafkad.log.scheduler import Scheduler
-from kafkad.log.strays import restore, set_aside, topic_id_of
+from kafkad.log.strays import kept_offsets, restore, set_aside, topic_id_of
 from kafkad.log.unloaded import Unloaded
 from kafkad.protocol.errors import KafkaError, Malformed
 
@@ -77,19 +86,42 @@ class Directories(Protocol):
 
 
 def misses_logs(directories: Iterable[Directory], counts: Callable[[str, int], bool]) -> bool:
-    """Return whether the log of a partition that `counts` had records by the checkpoints and is gone. Files
-    that cannot be read are skipped here: `Loading` reports them."""
-    there: set[Key] = set()
+    """Return whether the log of a partition that `counts` had records by the checkpoints and is gone, after a
+    clean stop. Files that cannot be read are skipped here: `Loading` reports them."""
+    there: set[Key] = set()  # under another name, or deleted
+    plain: dict[Key, list[str]] = {}
     named: set[Key] = set()
     for directory in directories:
         with suppress(OSError):
-            parsed = map(parse_directory, os.listdir(directory.path))
-            there.update(found[:2] for found in parsed if found is not None)
+            for name in os.listdir(directory.path):
+                parsed = parse_directory(name)
+                if parsed is not None and parsed[2] == "":
+                    plain.setdefault(parsed[:2], []).append(os.path.join(directory.path, name))
+                elif parsed is not None and parsed[2] != STRAY_DIR:
+                    there.add(parsed[:2])
         for name in OF_RECORDS:
             with suppress(OSError, Malformed):
                 offsets = read_offsets(os.path.join(directory.path, name))
                 named.update(key for key, offset in offsets.items() if offset > 0)
-    return any(counts(*key) for key in named - there)
+    return any(
+        counts(*key) and not any(has_records(path) for path in plain.get(key, ())) for key in named - there
+    )
+
+
+def has_records(path: str) -> bool:
+    """Return whether a partition's directory has a segment, other than an empty first one. The log of a
+    partition that had records has one, even if retention has deleted all of them."""
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                base = offset_of(entry.name) if entry.name.endswith(LOG) else None
+                if base is not None and (base > 0 or entry.stat().st_size > 0):
+                    return True
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError:
+        return True  # loading reports it
+    return False
 
 
 @dataclass(slots=True, frozen=True)
@@ -115,7 +147,10 @@ class Loading:
         self._dirs = dirs
         self._wanted = wanted
         self._now_ms = dirs.clock.now_ms()
-        self._there: set[Key] = set()  # partitions with a directory, in whatever state
+        self._there: set[Key] = set()  # partitions with a directory, or one that moves
+        # By directory number: partitions whose checkpoint entries may belong to a log that was deleted here,
+        # or that became a stray.
+        self._void: set[tuple[int, Key]] = set()
 
     def run(self, workers: int) -> None:
         """Load all logs of this worker. `workers`: how many do this at the same time."""
@@ -186,8 +221,8 @@ class Loading:
         wanted = self._wanted
         for name in OF_RECORDS:
             for key, offset in directory.written.get(name, {}).items():
-                is_gone = offset > 0 and key not in self._there
-                if is_gone and wanted.is_known(*key):
+                is_gone = key not in self._there and (directory.number, key) not in self._void
+                if offset > 0 and is_gone and wanted.is_known(*key):
                     directory.missing[key] = max(offset, directory.missing.get(key, 0))
 
     def _keep_checkpoints(self, directory: Directory) -> None:
@@ -214,8 +249,10 @@ class Loading:
         for name in names:
             parsed = parse_directory(name)
             path = os.path.join(directory.path, name)
-            if parsed is not None:
+            if parsed is not None and parsed[2] in ("", FUTURE_DIR):
                 self._there.add(parsed[:2])
+            elif parsed is not None and self._is_void(directory, path, parsed, checkpoints):
+                self._void.add((directory.number, parsed[:2]))
             if parsed is None or parsed[2] or parsed[0] == METADATA_TOPIC:
                 self._see_to(directory, path, name, parsed)
                 continue
@@ -230,6 +267,25 @@ class Loading:
             open_log = partial(self._open, directory, path, key, offsets, config, known=known, clean=clean)
             jobs.append(partial(self._load, directory, path, key, open_log))
         return jobs
+
+    @staticmethod
+    def _is_void(
+        directory: Directory,
+        path: str,
+        parsed: tuple[str, int, str],
+        checkpoints: Mapping[str, dict[Key, int]],
+    ) -> bool:
+        """Return whether the checkpoint entries of a partition may be those of the log at `path`, which has
+        lost its name: whoever was killed right after that has not dropped them."""
+        if parsed[2] != STRAY_DIR:
+            return True
+        try:
+            kept = kept_offsets(path)
+        except OSError:
+            return True
+        if not kept:  # by JVM Kafka, whose clean stop drops them
+            return not directory.clean
+        return any(kept.get(name) == checkpoints[name].get(parsed[:2]) for name in OF_RECORDS)
 
     def _see_to(
         self, directory: Directory, path: str, name: str, parsed: tuple[str, int, str] | None
@@ -289,6 +345,8 @@ class Loading:
             log = None if directory.offline else open_log()
             if log is not None:
                 self._dirs.add(log, directory)
+        except Emptied as gone:
+            directory.missing[key] = gone.end_offset
         except (OSError, KafkaError, Malformed) as e:
             if is_fatal(e):
                 logger.error("%s cannot be loaded, its directory is offline: %s", path, e)

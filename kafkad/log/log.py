@@ -132,11 +132,11 @@ class Log:
         `clean`: the last owner closed it; a CleanStop is believed unless the files contradict it.
         `topic_id` is written where there is none yet; one that differs raises Malformed.
         `left`: the shared row of the previous owner, which has just died. Its values are trusted, other
-        workers keep reading from it, and this log takes it over when loading is done. Raises OSError if the
-        disk fails."""
+        workers keep reading from it, and this log takes it over when loading is done. Raises Emptied if it
+        had records and its segments are gone, OSError if the disk fails."""
         kept = opening.Kept(clean, recovery_point, log_start_offset, high_watermark, cleaned_below, left)
         kept.trust(directory)
-        seen = opening.survey(directory, topic, partition, topic_id, row)
+        seen = opening.survey(directory, topic, partition, topic_id, row, kept)
         self = cls(
             directory, seen.native, seen.epochs, config, scheduler, jitter, producer_expiration_ms, now_ms
         )

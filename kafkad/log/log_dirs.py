@@ -38,11 +38,10 @@ from kafkad.log.checkpoints import (
 )
 from kafkad.log.clean_marks import take_mark, write_mark
 from kafkad.log.cleaning_permits import Permits
-from kafkad.log.closing import close_logs, newest_write_ms
+from kafkad.log.closing import close_logs, settle_times
 from kafkad.log.directory import (
     CHECKPOINTS,
     FAILED,
-    NEWEST_MS,
     NOT_CLEAN,
     PARTITIONS,
     Directory,
@@ -52,14 +51,16 @@ from kafkad.log.directory import (
 from kafkad.log.directory_lock import InUse, lock_directory
 from kafkad.log.filenames import (
     DELETE_DIR,
+    LOG,
     METADATA_TOPIC,
     left_directory,
     partition_directory,
+    segment_file,
 )
 from kafkad.log.flusher import FATAL, is_fatal
 from kafkad.log.identity import DirectoryTrouble as DirectoryTrouble
 from kafkad.log.identity import identify
-from kafkad.log.loading import Loading, Wanted, misses_logs
+from kafkad.log.loading import Loading, Wanted, has_records, misses_logs
 from kafkad.log.log import Log
 from kafkad.log.log_starts import LogStarts, keep_all
 from kafkad.log.metadata_files import metadata_config
@@ -403,13 +404,16 @@ class LogDirs:
             except Malformed as e:
                 self.uncount(directory, 1)
                 raise KafkaError(KAFKA_STORAGE_ERROR, str(e)) from e
+            was_missing = key in directory.missing
             self.add(log, directory)
+            if was_missing:  # the checkpoints still have its offsets
+                self._checkpoints.write_later(self.scheduler, directory, CHECKPOINTS)
             return log
 
     def _mind_missing(self, key: Key, places: list[Directory], needed: bool) -> list[Directory]:
         """Return where a log may be created, of the directories where it may have been: where it is
-        `missing`, if an empty directory is there now; otherwise those that are online. Raises KafkaError,
-        OSError."""
+        `missing`, if somebody has put an empty first segment there or it is not needed; otherwise those that
+        are online. Raises KafkaError, OSError."""
         for directory in places:
             end = directory.missing.get(key)
             if end is None:
@@ -419,17 +423,20 @@ class LogDirs:
                 if needed:
                     raise KafkaError(KAFKA_STORAGE_ERROR, f"{path} is gone, and its log directory is offline")
                 continue
-            if os.path.isdir(path):
-                if os.listdir(path):  # perhaps still being copied; its offsets are read at a start only
-                    raise KafkaError(KAFKA_STORAGE_ERROR, f"{path} is back: restart the broker to load it")
+            if has_records(path):  # perhaps still being copied; its offsets are read at a start only
+                raise KafkaError(KAFKA_STORAGE_ERROR, f"{path} is back: restart the broker to load it")
+            first = segment_file(path, 0, LOG)
+            if os.path.exists(first):
                 return [directory]
             if needed:
                 raise KafkaError(
                     KAFKA_STORAGE_ERROR,
                     f"{path} is gone, with records up to offset {end}: put it back and restart the broker, or"
-                    " create it, empty, to go on without them",
+                    f" create {first}, empty, to go on without them",
                 )
             logger.error("%s is gone, with records up to offset %d: the log begins empty", path, end)
+            if os.path.isdir(path):
+                return [directory]  # it stays `missing` until it is open: no other place may be tried
             del directory.missing[key]
         return [directory for directory in places if not directory.offline]
 
@@ -690,9 +697,7 @@ class LogDirs:
             if whole and not directory.offline:
                 whole = self._checkpoints.write_now(directory)
             if whole:
-                newest_ms = newest_write_ms(directory.logs())
-                with self._told.alone():
-                    self._told.raise_to(directory.number, NEWEST_MS, newest_ms)
+                settle_times(directory.logs())
             else:
                 self._told.set(directory.number, NOT_CLEAN)
         if not self.shared:
@@ -715,7 +720,7 @@ class LogDirs:
             if self._told.is_set(directory.number, FAILED) or self._told.is_set(directory.number, NOT_CLEAN):
                 continue
             try:
-                write_mark(directory.path, self.broker_epoch, self._told.count(directory.number, NEWEST_MS))
+                write_mark(directory.path, self.broker_epoch)
             except OSError as e:
                 logger.error("%s was not closed cleanly: %s", directory.path, e)
         self._unlock()

@@ -21,7 +21,7 @@ from kafkad.log.filenames import LEADER_EPOCHS, PARTITION_METADATA
 from kafkad.log.flusher import LONG_MAX, Flusher
 from kafkad.log.leader_epochs import LeaderEpochs
 from kafkad.log.owner import Owner
-from kafkad.protocol.errors import Malformed
+from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
 
 if TYPE_CHECKING:
     from kafkad._native.shared.watermarks import RowSlot
@@ -43,6 +43,16 @@ class Opened(Owner, Protocol):
     def flush(self) -> None: ...
 
 
+class Emptied(KafkaError):
+    """Somebody has removed the segments of a log, which had records up to `end_offset`."""
+
+    def __init__(self, directory: str, end_offset: int) -> None:
+        super().__init__(
+            KAFKA_STORAGE_ERROR, f"{directory} has no segment, and had records up to offset {end_offset}"
+        )
+        self.end_offset = end_offset
+
+
 @dataclass(slots=True)
 class Kept:
     """What the last owner of the log has recorded, before a file is read."""
@@ -54,6 +64,12 @@ class Kept:
     cleaned_below: int
     left: "RowSlot | None"  # the shared row of an owner that has just died
     trusted: recovery.OwnersRow | None = None  # its values about the files
+
+    def expect(self, directory: str, files: recovery.Files) -> None:
+        """Raise Emptied if the log had records and has no segment any more."""
+        end = max(self.recovery_point, self.high_watermark)
+        if end > 0 and not files.sizes:
+            raise Emptied(directory, end)
 
     def trust(self, directory: str) -> None:
         """Take the values of the previous owner's row, if there is one."""
@@ -85,15 +101,16 @@ class Survey:
 
 
 def survey(
-    directory: str, topic: str, partition: int, topic_id: bytes | None, row: "RowSlot | None"
+    directory: str, topic: str, partition: int, topic_id: bytes | None, row: "RowSlot | None", kept: Kept
 ) -> Survey:
     """Survey the partition's directory; create it if necessary. Raises Malformed if it belongs to another
-    topic id, OSError if the disk fails."""
+    topic id, Emptied if `kept` expects records and there are none, OSError if the disk fails."""
     try:
         files = recovery.list_files(directory)
     except FileNotFoundError:
         os.makedirs(directory, exist_ok=True)
         files = recovery.list_files(directory)
+    kept.expect(directory, files)
     kept_id = None if files.metadata is None else _kept_topic_id(files.metadata, directory)
     if topic_id is not None and kept_id is not None and kept_id != topic_id:
         raise Malformed(f"{directory} belongs to another topic of that name (its id differs)")

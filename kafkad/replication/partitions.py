@@ -56,6 +56,7 @@ logger = logging.getLogger(__name__)
 
 OCCUPIED_MS = (10, 20, 50, 100, 200, 500)  # pauses before a name that another worker must free is tried again
 FAILED_MS = (*OCCUPIED_MS, 1_000, 2_000, 5_000)  # the same after a failure
+REPORTED_EVERY = 120  # tries: ten minutes, between two lines about partitions that still wait
 TRIED_AT_A_TIME = 4  # partitions per turn of the loop: each creates a directory and files
 NO_ROW = -1  # announced for a partition that its owner could not open yet
 
@@ -463,7 +464,7 @@ class Partitions:
         delay_ms = delays[min(self._tries, len(delays) - 1)]
         self._tries += 1
         waiting = sorted(self._waiting)
-        if self._failed and self._tries >= len(delays):
+        if self._failed and self._tries >= len(delays) and (self._tries - len(delays)) % REPORTED_EVERY == 0:
             key = min(self._failed)
             logger.error("%d partitions still wait, of them %s-%d: %s", len(waiting), *key, self._failed[key])
         elif self._tries == len(delays):

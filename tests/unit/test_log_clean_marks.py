@@ -98,6 +98,33 @@ def test_a_clean_stop_after_the_clock_was_set_back_is_believed(tmp_path, caplog,
     assert CHECKED not in caplog.text
 
 
+def test_a_segment_of_a_far_future_does_not_make_others_look_unchanged(tmp_path, caplog):
+    """The clean-shutdown file got its time, so no later write to another log was noticed until then."""
+    world = filled(tmp_path)
+    world.create("u").append_client(batch(4), 1_000)
+    ahead = time.time() + 365 * 86_400
+    os.utime(segment(world, "u"), (ahead, ahead))
+    world.dirs.close()
+    corrupt(segment(world), 3)
+    later = time.time() + 60
+    os.utime(segment(world), (later, later))
+    world.dirs = world.open()
+    assert world.dirs.get("t", 0).end_offset == 3
+    assert world.dirs.get("u", 0).scanned_bytes == 0
+    assert caplog.text.count(CHECKED) == 1
+
+
+def test_a_segment_that_was_removed_is_reported_at_the_stop(tmp_path, caplog):
+    world = filled(tmp_path)
+    log = world.dirs.get("t", 0)
+    log.roll(1_000)
+    log.append_client(batch(), 1_000)
+    log.flush()
+    os.unlink(segment(world))
+    world.dirs.close()
+    assert caplog.text.count(f"{segment(world)} was removed, and its records with it") == 1
+
+
 @pytest.mark.parametrize("kept", [6, 12])
 def test_a_log_that_was_restored_beside_a_true_mark_is_not_believed(tmp_path, caplog, kept):
     """One partition was put back from a copy of another day, times and all; its end is not the one that the

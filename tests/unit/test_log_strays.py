@@ -315,3 +315,55 @@ def test_a_log_that_was_never_checked_is_not_marked_as_clean(tmp_path, monkeypat
         world.dirs = world.open()
     world.dirs.close()
     assert os.path.exists(os.path.join(world.paths[0], CLEAN_SHUTDOWN)) == clean
+
+
+@pytest.mark.parametrize("is_of_kafka", [False, True])
+def test_a_stray_of_the_same_name_does_not_hide_that_a_log_is_gone(tmp_path, is_of_kafka):
+    """It belonged to another topic, whose offsets the checkpoints have forgotten since."""
+    world = DirsWorld(tmp_path)
+    world.create("t").append_client(batch(5), 1_000)
+    world.topics.pop("t")
+    reopen(world)
+    assert names(world) == ["t-0"]
+    log = world.create("t", topic_id=b"B" * 16)
+    log.append_client(batch(3), 1_000)
+    world.dirs.close()
+    if is_of_kafka:  # which does not save the offsets
+        (stray,) = tmp_path.glob("d0/t-0.*-stray")
+        (stray / KEPT_OFFSETS).unlink()
+    shutil.rmtree(log.directory)
+    assert world.dirs.misses_logs(lambda topic, index: True)
+    world.dirs = world.open()
+    assert world.dirs.directories()[0].missing == {("t", 0): 3}
+
+
+@pytest.mark.parametrize("is_of_kafka", [False, True])
+def test_a_log_is_not_missing_if_the_checkpoints_mean_a_stray(tmp_path, is_of_kafka):
+    """The broker was killed right after a start that set the stray aside: the checkpoints still name it."""
+    world = DirsWorld(tmp_path)
+    world.create("t").append_client(batch(5), 1_000)
+    world.dirs.close()
+    checkpoints = {path: path.read_bytes() for path in tmp_path.glob("d0/*-checkpoint")}
+    world.topics["t"] = b"B" * 16
+    world.dirs = world.open()
+    assert names(world) == ["t-0"]
+    world.dirs.close(clean=False)
+    for path, data in checkpoints.items():
+        path.write_bytes(data)
+    if is_of_kafka:
+        (stray,) = tmp_path.glob("d0/t-0.*-stray")
+        (stray / KEPT_OFFSETS).unlink()
+    world.dirs = world.open()
+    assert world.dirs.directories()[0].missing == {}
+    assert world.create("t").end_offset == 0
+
+
+@pytest.mark.parametrize("where", [0, 1])
+def test_a_deleted_log_hides_a_missing_one_only_in_its_own_directory(tmp_path, where):
+    world = DirsWorld(tmp_path, 2)
+    log = world.create("t")
+    log.append_client(batch(5), 1_000)
+    world.dirs.close()
+    os.rename(log.directory, os.path.join(world.paths[where], f"t-0.{'0' * 32}-delete"))
+    world.dirs = world.open()
+    assert world.dirs.directories()[0].missing == ({("t", 0): 5} if where == 1 else {})

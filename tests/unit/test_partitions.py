@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from kafkad._native.serving.partition_table import PartitionTable
 from kafkad.config.broker import BrokerConfig
 from kafkad.log import leader_epochs
+from kafkad.log.checkpoints import RECOVERY_POINTS, read_offsets
 from kafkad.log.filenames import STRAY_DIR
 from kafkad.log.log import Log
 from kafkad.metadata.image import MetadataImage
@@ -25,6 +27,7 @@ from tests.unit.log_world import batch
 from tests.unit.test_log_dirs import DirsWorld
 
 BROKER = 1
+FIRST_SEGMENT = f"{0:020d}.log"
 TOPIC = 2
 
 
@@ -326,6 +329,10 @@ def test_a_replica_whose_directory_is_gone_does_not_lead_with_an_empty_log(world
         world.restart()
     elif then == "made":
         os.mkdir(path)
+        goes_on()
+        with pytest.raises(KafkaError):  # as after `rm -r t-0/*`
+            world.partitions.get("t", 0)
+        Path(path, FIRST_SEGMENT).touch()
     else:
         change.leader, change.isr = 2, [2] if then == "left the ISR" else [BROKER, 2]
         world.commit(change)
@@ -337,6 +344,135 @@ def test_a_replica_whose_directory_is_gone_does_not_lead_with_an_empty_log(world
     log = world.partitions.get("t", 0)
     assert (log.directory, log.end_offset) == (path, int(then == "back"))
     assert not world.disks.dirs.misses_logs(lambda topic, index: True)
+
+
+def emptied(path: str, kept: str) -> None:
+    """Remove the files of a partition by hand: all, or only its segments."""
+    for file in Path(path).iterdir():
+        if kept == "nothing" or file.name[:1] == "0":
+            file.unlink()
+
+
+@pytest.mark.parametrize("kept", ["nothing", "small files"])
+def test_a_partition_without_other_replicas_whose_directory_was_emptied_begins_empty_and_says_so(
+    tmp_path, caplog, kept
+):
+    world = World(tmp_path, 2)
+    world.commit(*topic("t", 2))
+    paths = [world.partitions.get("t", index).directory for index in range(2)]
+    world.partitions.get("t", 0).append_client(batch(3), 1_000)
+    world.disks.dirs.close()
+    for path in paths:
+        emptied(path, kept)
+    world.restart()
+    world.disks.scheduler.settle()
+    logs = [world.partitions.get("t", index) for index in range(2)]
+    assert [(log.directory, log.end_offset) for log in logs] == [(path, 0) for path in paths]
+    assert caplog.text.count("t-0 is gone, with records up to offset 3: the log begins empty") == 1
+    assert caplog.text.count(" is gone") == 1
+    world.partitions.get("t", 0).append_client(batch(1), 1_000)
+    world.restart()
+    assert world.partitions.get("t", 0).end_offset == 1 and caplog.text.count(" is gone") == 1
+
+
+@pytest.mark.parametrize("kept", ["nothing", "small files"])
+@pytest.mark.parametrize("then", ["another leads", "left the ISR", "put back", "begun anew"])
+def test_a_replica_whose_directory_was_emptied_does_not_lead_with_an_empty_log(world, kept, then):
+    """`rm -r t-0/*` is no permission, unlike an empty first segment."""
+    made = topic_id("t")
+    there = partition(made, 0)
+    there.replicas = [BROKER, 2]
+    world.commit(messages.TopicRecord(name="t", topic_id=made), there)
+    world.partitions.get("t", 0).append_client(batch(2), 1_000)
+    world.disks.dirs.close()
+    path = f"{world.disks.paths[0]}/t-0"
+    shutil.copytree(path, f"{path}.copy")
+    emptied(path, kept)
+    for _ in range(2):
+        assert world.disks.dirs.misses_logs(lambda topic, index: True)
+        world.restart()
+        world.disks.scheduler.settle()
+        world.disks.scheduler.run(5_000)
+        world.disks.dirs.checkpoint()
+        world.disks.scheduler.settle()
+        with pytest.raises(KafkaError) as refusal:
+            world.partitions.get("t", 0)
+        assert refusal.value.code == errors.KAFKA_STORAGE_ERROR
+        assert not os.path.exists(f"{path}/{FIRST_SEGMENT}")
+    if then == "put back":
+        shutil.rmtree(path)
+        os.rename(f"{path}.copy", path)
+        world.disks.dirs.close()
+        assert not world.disks.dirs.misses_logs(lambda topic, index: True)
+        world.restart()
+    elif then == "begun anew":
+        Path(path, FIRST_SEGMENT).touch()
+    else:
+        change = messages.PartitionChangeRecord(partition_id=0, topic_id=made)
+        change.leader, change.isr = 2, [2] if then == "left the ISR" else [BROKER, 2]
+        world.commit(change)
+    world.disks.scheduler.run(5_000)
+    world.disks.scheduler.settle()
+    if then == "another leads":
+        with pytest.raises(KafkaError):
+            world.partitions.get("t", 0)
+        return
+    log = world.partitions.get("t", 0)
+    assert (log.directory, log.end_offset) == (path, 2 if then == "put back" else 0)
+    world.disks.scheduler.settle()
+    offsets = read_offsets(f"{world.disks.paths[0]}/{RECOVERY_POINTS}")
+    assert offsets["t", 0] == (2 if then == "put back" else 0)
+
+
+def test_a_start_with_an_empty_first_segment_goes_on_without_the_records_but_says_that_they_are_missing(
+    world,
+):
+    """The broker registers as after an unclean stop, so another replica leads if there is one."""
+    made = topic_id("t")
+    there = partition(made, 0)
+    there.replicas = [BROKER, 2]
+    world.commit(messages.TopicRecord(name="t", topic_id=made), there)
+    world.partitions.get("t", 0).append_client(batch(2), 1_000)
+    world.disks.dirs.close()
+    path = f"{world.disks.paths[0]}/t-0"
+    emptied(path, "nothing")
+    Path(path, FIRST_SEGMENT).touch()
+    assert world.disks.dirs.misses_logs(lambda topic, index: True)
+    world.restart()
+    assert world.partitions.get("t", 0).end_offset == 0
+
+
+def test_a_log_of_which_retention_has_left_an_empty_segment_is_not_missing(world):
+    world.commit(*topic("t"))
+    log = world.partitions.get("t", 0)
+    log.append_client(batch(3), 1_000)
+    log.delete_records(3)
+    log.roll(1_000)
+    assert log.apply_retention(1_000) == 1
+    world.disks.dirs.close()
+    assert [path.name for path in Path(log.directory).glob("*.log")] == [f"{3:020d}.log"]
+    assert not world.disks.dirs.misses_logs(lambda topic, index: True)
+    world.restart()
+    assert world.partitions.get("t", 0).end_offset == 3
+
+
+def test_a_replica_whose_directory_is_gone_is_reported_seldom(world, caplog):
+    made = topic_id("t")
+    there = partition(made, 0)
+    there.replicas = [BROKER, 2]
+    world.commit(messages.TopicRecord(name="t", topic_id=made), there)
+    world.partitions.get("t", 0).append_client(batch(), 1_000)
+    world.disks.dirs.close()
+    shutil.rmtree(f"{world.disks.paths[0]}/t-0")
+    world.restart()
+    caplog.clear()
+    for _ in range(300):
+        world.disks.scheduler.run(1_000)
+    assert caplog.text.count(" is gone, with records") <= 2
+    for _ in range(600):
+        world.disks.scheduler.run(1_000)
+    assert 2 <= caplog.text.count(" is gone, with records") <= 3
+    assert world.partitions.failed()
 
 
 def test_a_replica_whose_directory_is_gone_is_not_made_elsewhere_either(tmp_path):

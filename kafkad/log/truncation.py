@@ -13,6 +13,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final, Protocol
@@ -20,7 +21,17 @@ from typing import Any, Final, Protocol
 from kafkad._native.log.producer_table import ProducerTable
 from kafkad._native.log.segment_recovery import replay_producers, scan_segment
 from kafkad.log import recovery
-from kafkad.log.filenames import DELETED, LOG, SNAPSHOT, SWAP, TXN_INDEX, offset_of, segment_file
+from kafkad.log.filenames import (
+    DELETED,
+    INDEX,
+    LOG,
+    SNAPSHOT,
+    SWAP,
+    TIME_INDEX,
+    TXN_INDEX,
+    offset_of,
+    segment_file,
+)
 from kafkad.log.flusher import Flusher
 from kafkad.log.owner import Owner
 from kafkad.log.producer_state import load_snapshot
@@ -204,7 +215,21 @@ def reload_producers(log: Truncated, end_offset: int) -> None:
 
 
 def _remove_all(log: Truncated, offset: int) -> None:
-    _remove_from(log, 0)
+    """The new segment is there before the last old one goes: a log that has none counts as lost at the next
+    start (`opening.Emptied`)."""
+    bases = (offset_of(name) for name in os.listdir(log.directory) if name.endswith(LOG))
+    lowest = min((base for base in bases if base is not None), default=offset)
+    _remove_from(log, 0, kept=lowest)
+    if lowest == offset:  # by another file: readers may have the old one open
+        path = segment_file(log.directory, offset, LOG)
+        fresh = path + CUT + DELETED
+        os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
+        os.replace(fresh, path)
+        for suffix in (INDEX, TIME_INDEX, SNAPSHOT):  # other workers may have them mapped
+            with suppress(FileNotFoundError):
+                os.unlink(segment_file(log.directory, offset, suffix))
     recovery.create_segment_files(log.directory, offset)
+    if lowest != offset:
+        recovery.remove_segment_files(log.directory, lowest)
     log.native.add_segment(offset, 0, log.flusher.now_ms)
     log.native.truncated(offset, 0)

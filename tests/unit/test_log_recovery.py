@@ -1,5 +1,6 @@
 """Unclean starts: what was whole stays, what was not goes, and nothing else."""
 
+import os
 import random
 import shutil
 
@@ -350,6 +351,31 @@ def test_a_log_begins_anew_above_a_snapshot(tmp_path):
     assert world.append(count=2) == 100
     world.restart()
     assert (world.log.log_start_offset, world.log.end_offset) == (100, 102)
+
+
+@pytest.mark.parametrize("offset", [0, 2, 3, 100])
+def test_a_log_that_loses_everything_always_has_a_segment(tmp_path, monkeypatch, offset):
+    """Who is killed in the middle leaves a log, and not an emptied directory, which counts as lost."""
+    world = LogWorld(tmp_path, topic_config(segment_bytes=200))
+    for _ in range(4):
+        world.append(count=2)
+    world.log.delete_records(3)
+    world.log.apply_retention(world.now_ms)
+    world.scheduler.settle()
+    assert len(world.log.segments) > 1
+    removed, unlink = [], os.unlink
+
+    def counted(path, **where):
+        unlink(path, **where)
+        removed.append(path)
+        assert list(world.directory.glob("*.log")), f"after {path}"
+
+    monkeypatch.setattr(os, "unlink", counted)
+    world.log.truncate_fully_and_start_at(offset)
+    assert removed and [path.name for path in world.directory.glob("*.log")] == [f"{offset:020d}.log"]
+    assert world.append(count=2) == offset
+    world.restart()
+    assert (world.log.log_start_offset, world.log.end_offset) == (offset, offset + 2)
 
 
 def compacted_segments(world, hole: str) -> None:

@@ -403,7 +403,10 @@ class ClassicGroup:
         self._answer_sync(member, messages.SyncGroupResponse(error_code=errors.REBALANCE_IN_PROGRESS))
         member.sync_reply = reply
         if self.is_leader(member.member_id):
-            self._assign({item.member_id: bytes(item.assignment) for item in request.assignments})
+            # there may be very many that are of no member
+            members = self.members
+            named = (item for item in request.assignments if item.member_id in members)
+            self._assign({item.member_id: bytes(item.assignment) for item in named})
 
     def _check_sync(self, request: Any) -> int:
         if self.state is State.DEAD:

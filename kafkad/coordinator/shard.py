@@ -646,7 +646,7 @@ class Shard:
             return
         known = {*self.offsets.keys_of_group(request.group_id), *self.keys_on_their_way(request.group_id)}
         response = messages.OffsetDeleteResponse()
-        keys: list[Key] = []
+        keys: dict[Key, None] = {}  # a request may name one again and again
         for topic in request.topics:
             subscribed = group.is_subscribed_to(topic.name)
             answer = messages.OffsetDeleteResponse.Topics(name=topic.name)
@@ -658,7 +658,7 @@ class Shard:
                     messages.OffsetDeleteResponse.Topics.Partitions(partition_index=key[2], error_code=code)
                 )
                 if key in known and not subscribed:
-                    keys.append(key)
+                    keys[key] = None
 
         def deleted(code: int) -> None:
             reply(messages.OffsetDeleteResponse(error_code=code) if code else response)

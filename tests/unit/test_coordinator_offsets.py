@@ -589,6 +589,22 @@ def test_many_tombstones_are_written_in_several_batches(monkeypatch):
     assert world.storage.appends == before + 3 + 1
 
 
+def test_an_offset_that_is_named_again_and_again_has_one_tombstone():
+    world = World()
+    world.commit("-", t_0=1, t_1=1)
+    world.log()
+    world.take_heard()
+    cls = messages.OffsetDeleteRequest
+    asked = [cls.Topics.Partitions(partition_index=index) for index in (0, 1, 0, 0, 1)]
+    answers = []
+    world.coordinator.delete_offsets(
+        cls(group_id=GROUP, topics=[cls.Topics(name="t", partitions=asked)]), answers.append
+    )
+    world.log()
+    assert world.take_heard() == ["offset t_0 -", "offset t_1 -"]
+    assert [row.partition_index for row in answers[0].topics[0].partitions] == [0, 1, 0, 0, 1]
+
+
 def _silent(world):
     world.take_heard()
     return world

@@ -40,6 +40,7 @@ NO_LEADER = ""
 # A new member cannot heartbeat yet, and its client may be gone while its join is parked.
 NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
 POSTPONED_MS_MIN = 1_000  # between two looks whether anybody has joined; a rebalance timeout may be 1 ms
+PROTOCOLS_MAX = 1_000  # of a member: each is compared with those of the others
 
 REQUIRES_MEMBER_ID_FROM = 4  # JoinGroup: KIP-394
 SKIPS_ASSIGNMENT_FROM = 9  # JoinGroup: the answer tells a returning static leader that it is the leader
@@ -239,7 +240,9 @@ class ClassicGroup:
 
     def join(self, request: Any, version: int, client_id: str, client_host: str, reply: Reply) -> None:
         member_id = request.member_id
-        if not self._has_room_for_metadata(request):
+        if len(request.protocols) > PROTOCOLS_MAX:
+            reply(join_error(errors.INCONSISTENT_GROUP_PROTOCOL, member_id))
+        elif not self._has_room_for_metadata(request):
             reply(join_error(errors.GROUP_MAX_SIZE_REACHED, member_id))
         elif not self._accepts(member_id):
             self.remove(member_id)

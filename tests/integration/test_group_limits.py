@@ -94,6 +94,12 @@ def test_metadata_of_a_group_is_bounded(wire):
     assert join(wire, "wide", bytes(MB // 4), few.member_id, names=many).error_code == errors.NONE
 
 
+def test_a_member_has_no_more_protocols_than_anybody_needs(wire):
+    most = [f"{number:x}" for number in range(1_001)]
+    assert join(wire, "protocols", b"", names=most).error_code == errors.INCONSISTENT_GROUP_PROTOCOL
+    assert join(wire, "protocols", b"", names=most[:1_000]).error_code == errors.NONE
+
+
 def test_a_group_name_that_no_record_can_have_costs_its_partition_nothing():
     """Replaced by U+FFFD, 20,000 bytes that are not UTF-8 become 60,000. The group could not be deleted, and
     its expiry ended the service of all groups in its partition."""

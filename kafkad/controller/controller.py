@@ -163,11 +163,13 @@ class Controller:
         )
         yield from self._append(records)
         if self.head.metadata_version != before.metadata_version and self.registration is not None:
-            yield from self.register_broker(
-                self.registration()._replace(
-                    previous_epoch=self.broker_epoch, incarnation_id=before.brokers[us].incarnation_id
-                )
+            again = self.registration()._replace(
+                previous_epoch=self.broker_epoch, incarnation_id=before.brokers[us].incarnation_id
             )
+            try:
+                yield from self.register_broker(again)
+            except KafkaError as trouble:  # the levels have changed; the next start registers
+                logger.error("the broker could not register again: %s", trouble)
         return response
 
     def _keep_kraft_version(self, level: int) -> None:

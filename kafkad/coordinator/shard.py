@@ -180,6 +180,8 @@ class Shard:
         except Exception:
             if write in self.writes:  # otherwise all later answers would wait for its outcome
                 self.writes.remove(write)
+                if settled is not None:
+                    settled(errors.UNKNOWN_SERVER_ERROR)
             raise
 
     def complete_transaction(
@@ -313,7 +315,11 @@ class Shard:
         del self.groups[group.group_id]
         self._leaving.setdefault(group.group_id, group)
         group.cancel_timers()
-        self._append_tombstones(keys)
+        try:
+            self._append_tombstones(keys)
+        except Exception:
+            settled(errors.UNKNOWN_SERVER_ERROR)
+            raise
         self.append([entry], done=done, settled=settled)
 
     # -- reading the log

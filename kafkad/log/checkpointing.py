@@ -26,6 +26,7 @@ class Checkpointing:
         """Write those of `names` whose offsets have changed, in a thread; one such write at a time. If
         all checkpoints are named, look for removed logs, too: that lists the directory, so it is not done for
         each change."""
+        directory.owed |= directory.writing and len(names) == len(CHECKPOINTS)
         if directory.offline or directory.writing:
             return
         changed = {}
@@ -54,6 +55,9 @@ class Checkpointing:
                 self.failed(directory, error)
             elif error is not None:
                 raise error
+            elif directory.owed:
+                directory.owed = False
+                self.write_later(scheduler, directory, CHECKPOINTS)
 
         scheduler.run_in_thread(write, done)
 

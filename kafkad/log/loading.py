@@ -148,9 +148,9 @@ class Loading:
         self._wanted = wanted
         self._now_ms = dirs.clock.now_ms()
         self._there: set[Key] = set()  # partitions with a directory, or one that moves
-        # By directory number: partitions whose checkpoint entries may belong to a log that was deleted here,
-        # or that became a stray.
-        self._void: set[tuple[int, Key]] = set()
+        # By directory number and checkpoint: partitions whose entries may belong to a log that was deleted
+        # here, or that became a stray.
+        self._void: set[tuple[int, str, Key]] = set()
 
     def run(self, workers: int) -> None:
         """Load all logs of this worker. `workers`: how many do this at the same time."""
@@ -221,7 +221,7 @@ class Loading:
         wanted = self._wanted
         for name in OF_RECORDS:
             for key, offset in directory.written.get(name, {}).items():
-                is_gone = key not in self._there and (directory.number, key) not in self._void
+                is_gone = key not in self._there and (directory.number, name, key) not in self._void
                 if offset > 0 and is_gone and wanted.is_known(*key):
                     directory.missing[key] = max(offset, directory.missing.get(key, 0))
 
@@ -251,8 +251,9 @@ class Loading:
             path = os.path.join(directory.path, name)
             if parsed is not None and parsed[2] in ("", FUTURE_DIR):
                 self._there.add(parsed[:2])
-            elif parsed is not None and self._is_void(directory, path, parsed, checkpoints):
-                self._void.add((directory.number, parsed[:2]))
+            elif parsed is not None:
+                void = self._void_entries(directory, path, parsed, checkpoints)
+                self._void.update((directory.number, each, parsed[:2]) for each in void)
             if parsed is None or parsed[2] or parsed[0] == METADATA_TOPIC:
                 self._see_to(directory, path, name, parsed)
                 continue
@@ -269,23 +270,23 @@ class Loading:
         return jobs
 
     @staticmethod
-    def _is_void(
+    def _void_entries(
         directory: Directory,
         path: str,
         parsed: tuple[str, int, str],
         checkpoints: Mapping[str, dict[Key, int]],
-    ) -> bool:
-        """Return whether the checkpoint entries of a partition may be those of the log at `path`, which has
-        lost its name: whoever was killed right after that has not dropped them."""
+    ) -> Iterable[str]:
+        """Return the checkpoints whose entry of the partition may be that of the log at `path`, which has
+        lost its name: whoever was killed right after that has not dropped it."""
         if parsed[2] != STRAY_DIR:
-            return True
+            return OF_RECORDS
         try:
             kept = kept_offsets(path)
         except OSError:
-            return True
+            return OF_RECORDS
         if not kept:  # by JVM Kafka, whose clean stop drops them
-            return not directory.clean
-        return any(kept.get(name) == checkpoints[name].get(parsed[:2]) for name in OF_RECORDS)
+            return () if directory.clean else OF_RECORDS
+        return [name for name in OF_RECORDS if kept.get(name) == checkpoints[name].get(parsed[:2])]
 
     def _see_to(
         self, directory: Directory, path: str, name: str, parsed: tuple[str, int, str] | None

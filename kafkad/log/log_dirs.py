@@ -65,6 +65,7 @@ from kafkad.log.log import Log
 from kafkad.log.log_starts import LogStarts, keep_all
 from kafkad.log.metadata_files import metadata_config
 from kafkad.log.moves import Moves
+from kafkad.log.opening import Emptied
 from kafkad.log.removal import Removals
 from kafkad.log.renames import Renames
 from kafkad.log.scheduler import Scheduler
@@ -246,8 +247,8 @@ class LogDirs:
         Loading(self, Wanted(config_for, known_topics, has, mine)).run(workers)
 
     def _load_again(self, key: Key) -> Log | None:
-        """Load a log that could not be loaded at the start; None: it was a stray. Raises KafkaError;
-        DirectoryOccupied while a thread is loading it."""
+        """Load a log that could not be loaded at the start; None: it was a stray or is missing. Raises
+        KafkaError; DirectoryOccupied while a thread is loading it."""
         unloaded = self._unloaded[key]
         directory = unloaded.directory
         if directory.offline:
@@ -257,6 +258,10 @@ class LogDirs:
             if trouble is None:
                 unloaded.begin(self.scheduler)
                 raise DirectoryOccupied(KAFKA_STORAGE_ERROR, f"{key[0]}-{key[1]} is being loaded")
+            if isinstance(trouble, Emptied):
+                directory.missing[key] = trouble.end_offset
+                del self._unloaded[key]
+                return None
             if is_fatal(trouble):
                 self.go_offline(directory)
             raise KafkaError(KAFKA_STORAGE_ERROR, f"{key[0]}-{key[1]} cannot be loaded: {trouble}")
@@ -491,12 +496,16 @@ class LogDirs:
         native.close_to_clients(KAFKA_STORAGE_ERROR, errno.EIO)
         return native
 
+    def forget_missing(self, topic: str, index: int) -> None:
+        """The topic is deleted: what its log had does not count for another topic of that name."""
+        for directory in self._directories:
+            directory.missing.pop((topic, index), None)
+
     def delete(self, topic: str, index: int) -> None:
         """Rename the partition's directory now, and remove it after file.delete.delay.ms. Call `sync_renames`
         after it, once for many. Unknown partitions are no error."""
         self.moves.drop(topic, index)
-        for directory in self._directories:
-            directory.missing.pop((topic, index), None)
+        self.forget_missing(topic, index)
         unloaded = self._unloaded.pop((topic, index), None)
         if unloaded is not None:
             unloaded.when_at_rest(lambda: self._delete_unloaded(unloaded, topic, index))

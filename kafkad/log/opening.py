@@ -110,10 +110,10 @@ def survey(
     except FileNotFoundError:
         os.makedirs(directory, exist_ok=True)
         files = recovery.list_files(directory)
-    kept.expect(directory, files)
     kept_id = None if files.metadata is None else _kept_topic_id(files.metadata, directory)
     if topic_id is not None and kept_id is not None and kept_id != topic_id:
         raise Malformed(f"{directory} belongs to another topic of that name (its id differs)")
+    kept.expect(directory, files)
     epochs_lost = False
     try:
         # JVM Kafka creates an empty file with the partition, and fills it with the first record.

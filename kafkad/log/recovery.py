@@ -301,6 +301,8 @@ class Loader:
                     "%s ends at %d, before its log start offset %d: all segments are kept as *.log%s",
                     directory, end_offset, log_start_offset, LOST,
                 )  # fmt: skip
+                # first: a log without a segment counts as lost at the next start (opening.Emptied)
+                create_segment_files(directory, log_start_offset)
                 for base in self.native.drop_segments(0, self.native.count):
                     set_segment_aside(directory, base)
                 self.producers.clear()

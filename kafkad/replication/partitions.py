@@ -284,6 +284,7 @@ class Partitions:
 
     def _delete(self, gone: Delete) -> None:
         key = gone.topic, gone.partition
+        self.log_dirs.forget_missing(*key)  # every worker may have noted it
         if key in self._logs:
             self._drop(*key)
         elif key in self._absent:

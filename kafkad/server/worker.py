@@ -421,6 +421,8 @@ class Worker:
 
     def _note_epoch(self, epoch: int) -> None:
         self.log_dirs.broker_epoch = epoch
+        if hasattr(self, "answering"):  # not at the start: there may be records for directories now
+            self.scheduler.call_soon(self._assign_directories)
 
     def _assign_directories(self) -> None:
         """Record the partitions' directories, if there are several or one was lost (KIP-858)."""

@@ -97,6 +97,23 @@ def test_every_level_takes_all_changes(tmp_path, level):
     assert cluster.image.metadata_version == level
 
 
+def test_levels_that_have_changed_are_answered_although_the_broker_cannot_register(tmp_path, caplog):
+    MetadataFiles(str(tmp_path)).write_bootstrap(build_bootstrap(0, {"metadata.version": OLD}))
+    cluster = Cluster(tmp_path)
+
+    def registration():
+        cluster.log.failing = "append"
+        return Registration(1, b"?" * 16, LISTENERS, (DIR,))
+
+    cluster.controller.registration = registration
+    assert update(cluster, "metadata.version", NEW) == (0, "")
+    assert cluster.image.metadata_version == NEW and "could not register again" in caplog.text
+    cluster.log.failing = None
+    cluster.stop()
+    cluster.start()
+    assert cluster.image.brokers[1].directories == (DIR,)
+
+
 def test_another_feature_does_not(cluster):
     cluster.controller.registration = lambda: pytest.fail("it registers")
     epoch = cluster.image.brokers[1].epoch

@@ -74,6 +74,31 @@ def test_work_in_the_background_that_fails_does_not_end_the_service_of_a_partiti
     )
 
 
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_group_whose_deletion_cannot_be_written_is_still_there(failing):
+    """Its offsets are written first, then the group."""
+    world = play("""
+        commit t_0=5
+          -: NONE
+    """)
+    group = world.shard.groups[GROUP]
+    append, tries = world.storage.append, []
+
+    def fail(*arguments):
+        tries.append(arguments)
+        if len(tries) == failing:
+            raise ValueError("a record that cannot be made")
+        append(*arguments)
+
+    world.storage.append = fail
+    with pytest.raises(ValueError):
+        world.shard._delete_group(group)
+    assert world.shard.groups[GROUP] is group and not world.shard._leaving
+    world.storage.append = append
+    world.shard._delete_group(group)
+    assert GROUP not in world.shard.groups and not world.shard._leaving
+
+
 def test_the_size_of_metadata_is_counted_as_in_java():
     """In UTF-16: an emoji counts twice."""
     world = World()

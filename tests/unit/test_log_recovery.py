@@ -237,6 +237,22 @@ def test_a_log_start_beyond_the_end_begins_an_empty_log_there(tmp_path):
     assert world.append() == 50
 
 
+def test_a_log_whose_segments_are_set_aside_always_has_one(tmp_path, monkeypatch):
+    """Whoever is killed in the middle leaves a log, and not an emptied directory, which counts as lost."""
+    world = LogWorld(tmp_path)
+    world.append(count=3)
+    rename, renamed = os.rename, []
+
+    def checked(*names):
+        rename(*names)
+        renamed.append(names)
+        assert list(world.directory.glob("*.log"))
+
+    monkeypatch.setattr(os, "rename", checked)
+    world.crash(log_start_offset=50)
+    assert renamed and world.log.end_offset == 50
+
+
 def test_high_watermark_and_log_start_come_back(tmp_path):
     world = LogWorld(tmp_path)
     world.append(count=3)

@@ -442,6 +442,16 @@ def test_a_start_with_an_empty_first_segment_goes_on_without_the_records_but_say
     assert world.partitions.get("t", 0).end_offset == 0
 
 
+def test_every_worker_forgets_what_the_log_of_a_deleted_topic_had(world):
+    """Each notes at the start what is gone; another may have the next topic of that name."""
+    world.partitions.mine = lambda *_: False
+    world.commit(*topic("t"))
+    (directory,) = world.disks.dirs.directories()
+    directory.missing["t", 0] = 5
+    world.commit(messages.RemoveTopicRecord(topic_id=topic_id("t")))
+    assert directory.missing == {}
+
+
 def test_a_log_of_which_retention_has_left_an_empty_segment_is_not_missing(world):
     world.commit(*topic("t"))
     log = world.partitions.get("t", 0)

@@ -45,6 +45,27 @@ def response_of(start: Callable[[Callable[[Any], None]], object]) -> Any:
     return future
 
 
+def response_of_steps(
+    start: Callable[[Callable[[Any], None]], Generator[None, None, Any]],
+) -> Generator[None, None, Any]:
+    """`response_of`, where `start(reply)` works in steps. The reply may come in any of them, or later."""
+    arrived: list[Any] = []
+    late: Callable[[Any], None] | None = None
+
+    def reply(response: Any) -> None:
+        if late is None:
+            arrived.append(response)
+        else:
+            late(response)
+
+    def wait(when_it_has: Callable[[Any], None]) -> None:
+        nonlocal late
+        late = when_it_has
+
+    yield from start(reply)
+    return arrived[0] if arrived else response_of(wait)
+
+
 def join_group(services: Services, context: RequestContext, request: Any) -> Any:
     def start(reply: Callable[[Any], None]) -> None:
         def joined(response: Any) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from kafkad.api.context import RequestContext, Services
 from kafkad.api.coordinators import OFFSETS_TOPIC
-from kafkad.api.groups import response_of
+from kafkad.api.groups import response_of, response_of_steps
 from kafkad.protocol import codec, errors, messages, wide
 from kafkad.protocol.errors import KafkaError
 
@@ -56,25 +56,14 @@ def _commit(services: Services, context: RequestContext, request: Any) -> Steps:
     refused = yield from _take_out_unknown(services.metadata.image, by_id, request)
     if not request.topics:
         return messages.OffsetCommitResponse(topics=(yield from _merge(refused, [])))
-    arrived: list[Any] = []
-    reply: Callable[[Any], None] | None = None
 
-    def committed(response: Any) -> None:
-        answer = _with_refused(response, refused) if refused else response
-        if reply is None:
-            arrived.append(answer)
-        else:
-            reply(answer)
+    def start(reply: Callable[[Any], None]) -> Steps:
+        def committed(response: Any) -> None:
+            reply(_with_refused(response, refused) if refused else response)
 
-    yield from services.groups.commit_steps(request, context.version, committed)
-    if arrived:
-        return (yield from arrived[0]) if refused else arrived[0]
+        return services.groups.commit_steps(request, context.version, committed)
 
-    def start(when_it_has: Callable[[Any], None]) -> None:
-        nonlocal reply
-        reply = when_it_has
-
-    return response_of(start)
+    return (yield from response_of_steps(start))
 
 
 def _take_out_unknown(image: Any, by_id: bool, request: Any) -> Generator[None, None, list[Any]]:
@@ -286,13 +275,13 @@ def offset_delete(services: Services, context: RequestContext, request: Any) -> 
     before, request.topics = request.topics, known
     yield from codec.free_in_steps(before)
 
-    def start(reply: Callable[[Any], None]) -> None:
+    def start(reply: Callable[[Any], None]) -> Steps:
         def deleted(response: Any) -> None:
             reply(response if response.error_code else _with_refused(response, refused))
 
-        services.groups.delete_offsets(request, deleted)
+        return services.groups.delete_offsets_steps(request, deleted)
 
-    return response_of(start)
+    return (yield from response_of_steps(start))
 
 
 def _merge(refused: list[Any], done: list[Any]) -> Generator[None, None, list[Any]]:

@@ -140,8 +140,8 @@ def describe_producers(services: Services, context: RequestContext, request: Any
                 found.error_message = trouble.message
                 yield
                 continue
-            rows = log.active_producers()
-            for producer_id, epoch, sequence, timestamp, coordinator_epoch, start in rows:
+            for row in log.active_producers():
+                producer_id, epoch, sequence, _, _, timestamp, coordinator_epoch, start = row
                 found.active_producers.append(
                     messages.DescribeProducersResponse.Topics.Partitions.ActiveProducers(
                         producer_id=producer_id,

@@ -65,6 +65,10 @@ class Offsets:
     def of_group(self, group_id: str) -> dict[str, dict[int, CommittedOffset]]:
         return self._groups.get(group_id, {})
 
+    def has(self, key: Key) -> bool:
+        """Whether there is such an offset, perhaps only in an open transaction."""
+        return self.get(key) is not None or key in self._unstable.get(key[0], ())
+
     def keys_of_group(self, group_id: str) -> Iterator[Key]:
         """Return the keys of a group, including those that only an open transaction has."""
         for topic, partitions in self.of_group(group_id).items():

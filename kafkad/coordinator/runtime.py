@@ -370,13 +370,17 @@ class GroupCoordinator:
         shard.after_writes(arrived)
 
     def delete_offsets(self, request: Any, reply: Reply) -> None:
-        """reply(OffsetDeleteResponse)."""
+        """Run all of `delete_offsets_steps` now."""
+        at_once(self.delete_offsets_steps(request, reply))
+
+    def delete_offsets_steps(self, request: Any, reply: Reply) -> Generator[None, None, None]:
+        """reply(OffsetDeleteResponse). In steps."""
         try:
             shard = self._shard(request.group_id, named=True)
         except KafkaError as refused:
             reply(messages.OffsetDeleteResponse(error_code=refused.code))
             return
-        shard.delete_offsets(request, reply)
+        yield from shard.delete_offsets_steps(request, reply)
 
     def on_topics_deleted(self, topics: Sequence[tuple[str, bytes]]) -> None:
         """Delete the offsets of deleted topics, given as (name, topic id), so that no consumer starts in a

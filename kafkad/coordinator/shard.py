@@ -644,27 +644,39 @@ class Shard:
                     found.metadata = committed.metadata
         return answer
 
-    def delete_offsets(self, request: Any, reply: Reply) -> None:
-        group = self.groups.get(request.group_id)
+    def delete_offsets_steps(self, request: Any, reply: Reply) -> Generator[None, None, None]:
+        """Delete in steps. The group may change between two steps, so it is checked again at the end."""
+        group_id = request.group_id
+        group = self.groups.get(group_id)
         code = errors.GROUP_ID_NOT_FOUND if group is None else group.check_delete_offsets()
         if group is None or code:
             reply(messages.OffsetDeleteResponse(error_code=code))
             return
-        known = {*self.offsets.keys_of_group(request.group_id), *self.keys_on_their_way(request.group_id)}
+        on_their_way = self.keys_on_their_way(group_id)
         response = messages.OffsetDeleteResponse()
         keys: dict[Key, None] = {}  # a request may name one again and again
         for topic in request.topics:
             subscribed = group.is_subscribed_to(topic.name)
             answer = messages.OffsetDeleteResponse.Topics(name=topic.name)
             response.topics.append(answer)
-            for partition in topic.partitions:
-                key = (request.group_id, topic.name, partition.partition_index)
+            for number, partition in enumerate(topic.partitions):
+                if number % VISITED_AT_ONCE == 0:
+                    yield
+                key = (group_id, topic.name, partition.partition_index)
                 code = errors.GROUP_SUBSCRIBED_TO_TOPIC if subscribed else errors.NONE
                 answer.partitions.append(
                     messages.OffsetDeleteResponse.Topics.Partitions(partition_index=key[2], error_code=code)
                 )
-                if key in known and not subscribed:
+                if not subscribed and (key in on_their_way or self.offsets.has(key)):
                     keys[key] = None
+
+        while len(keys) > TOMBSTONES_MAX and not self.closed:
+            self._append_tombstones([keys.popitem()[0] for _ in range(TOMBSTONES_MAX)])
+            yield
+        code = errors.NOT_COORDINATOR if self.closed else group.check_delete_offsets()
+        if code:
+            reply(messages.OffsetDeleteResponse(error_code=code))
+            return
 
         def deleted(code: int) -> None:
             reply(messages.OffsetDeleteResponse(error_code=code) if code else response)

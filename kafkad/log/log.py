@@ -33,7 +33,7 @@ from kafkad.log.flusher import FATAL, RETRY_MS, RETRY_MS_MAX, Flusher, Work
 from kafkad.log.leader_epochs import OFFSET_MAX, LeaderEpochs
 from kafkad.log.next_segment import NextSegment
 from kafkad.log.pending_append import AppendResult, PendingAppend, append_rules
-from kafkad.log.producer_state import write_snapshot
+from kafkad.log.producer_state import ProducerRow, producer_rows, write_snapshot
 from kafkad.log.scheduler import Handle, Scheduler
 from kafkad.log.segment_deletion import delete_due
 from kafkad.log.shortages import report
@@ -273,10 +273,9 @@ class Log:
         status: os.stat_result = self.io(os.stat, segment_file(self.directory, base, LOG))
         return status.st_mtime_ns // 1_000_000
 
-    def active_producers(self) -> list[tuple[int, int, int, int, int, int]]:
-        """(producer id, epoch, last sequence, last timestamp, coordinator epoch, start of the open
-        transaction or -1)."""
-        return [(row[0], row[1], row[2], row[5], row[6], row[7]) for row in self.native.producers.rows()]
+    def active_producers(self) -> Iterator[ProducerRow]:
+        """The producers that are known now. There may be very many: no row exists before it is asked for."""
+        return producer_rows(self.native.producers)
 
     def adopt_topic_id(self, topic_id: bytes) -> None:
         """Set the topic id from the metadata, after partition.metadata was lost. Raises KafkaError."""

@@ -12,6 +12,7 @@ recognised as a duplicate."""
 
 import os
 import struct
+from collections.abc import Iterator
 from contextlib import suppress
 
 from kafkad._native.log.producer_table import ProducerTable
@@ -23,6 +24,7 @@ from kafkad.protocol.errors import Malformed
 VERSION = 1
 _HEAD = struct.Struct(">hIi")
 _ENTRY = struct.Struct(">qhiqiqiq")
+_COUNT_SIZE = 4
 _CRC_END = 6  # the CRC covers the bytes after it
 assert _ENTRY.size == 46
 NO_PRODUCERS = _HEAD.pack(VERSION, checksum(bytes(4)), 0)  # the snapshot of most partitions
@@ -49,6 +51,11 @@ def decode_snapshot(data: bytes) -> list[ProducerRow]:
     if count < 0 or len(data) != _HEAD.size + count * _ENTRY.size:
         raise Malformed("a producer snapshot does not hold what it announces")
     return list(_ENTRY.iter_unpack(data[_HEAD.size :]))
+
+
+def producer_rows(producers: ProducerTable) -> Iterator[ProducerRow]:
+    """The producers of this moment, one after the other."""
+    return _ENTRY.iter_unpack(memoryview(producers.entries())[_COUNT_SIZE:])  # type: ignore[return-value]
 
 
 def write_snapshot(directory: str, offset: int, producers: ProducerTable, *, sync: bool) -> str:

@@ -605,6 +605,32 @@ def test_an_offset_that_is_named_again_and_again_has_one_tombstone():
     assert [row.partition_index for row in answers[0].topics[0].partitions] == [0, 1, 0, 0, 1]
 
 
+@pytest.mark.parametrize("closes", [False, True])
+def test_offsets_are_deleted_in_steps(monkeypatch, closes):
+    """The partition may move to another coordinator between two of them."""
+    monkeypatch.setattr("kafkad.coordinator.shard.TOMBSTONES_MAX", 3)
+    monkeypatch.setattr("kafkad.coordinator.shard.VISITED_AT_ONCE", 2)
+    world = World()
+    world.commit("-", **{f"t_{index}": 1 for index in range(7)})
+    cls = messages.OffsetDeleteRequest
+    asked = [cls.Topics.Partitions(partition_index=index) for index in range(7)]
+    answers = []
+    steps = world.coordinator.delete_offsets_steps(
+        cls(group_id=GROUP, topics=[cls.Topics(name="t", partitions=asked)]), answers.append
+    )
+    before = world.storage.appends
+    for _ in range(4):  # of 7 partitions
+        next(steps)
+    assert world.storage.appends == before
+    next(steps)
+    assert (world.storage.appends, answers) == (before + 1, [])
+    if closes:
+        world.coordinator.unload(world.shard.index)
+    left = len(list(steps))
+    assert (left, answers[0].error_code) == ((0, errors.NOT_COORDINATOR) if closes else (1, 0))
+    assert world.storage.appends == before + (1 if closes else 3)
+
+
 def _silent(world):
     world.take_heard()
     return world

@@ -191,5 +191,5 @@ def test_producers_and_times_are_the_same_over_such_a_roll(world):
     assert [base for base, _ in world.log.segments] == [0, 10]
     assert world.log.offset_for_timestamp(5_003).offset == 12
     world.crash()
-    assert [row[:3] for row in world.log.active_producers()] == [(7, 0, 5)]
+    assert [row[:3] for row in list(world.log.active_producers())] == [(7, 0, 5)]
     assert world.log.offset_for_timestamp(5_003).offset == 12

@@ -125,7 +125,7 @@ def test_many_producers_do_not_meet(world):
             send(world, sequence, producer_id=producer * 1_000_003)
     for producer in range(300):
         assert send(world, 2, producer_id=producer * 1_000_003).base_offset == 600 + producer
-    assert len(world.log.active_producers()) == 300
+    assert len(list(world.log.active_producers())) == 300
 
 
 @pytest.mark.parametrize("how", ["crash", "restart"])
@@ -204,10 +204,10 @@ def test_producers_expire_by_the_clock_also_when_a_snapshot_is_loaded(world):
     send(world, 0, producer_id=1, timestamp=1_000)
     send(world, 0, producer_id=2, timestamp=5_000)
     assert world.log.remove_expired_producers(day + 1_000) == 1
-    assert [row[0] for row in world.log.active_producers()] == [2]
+    assert [row[0] for row in list(world.log.active_producers())] == [2]
     world.now_ms = day + 5_000
     world.restart()
-    assert world.log.active_producers() == []
+    assert list(world.log.active_producers()) == []
 
 
 def test_the_coordinators_own_batches_are_not_sequenced(world):

@@ -308,7 +308,7 @@ def test_a_snapshot_beyond_the_end_is_removed(tmp_path):
     world.crash()
     assert world.log.end_offset == 0
     assert not world.path(5, ".snapshot").exists()
-    assert world.log.active_producers() == []
+    assert list(world.log.active_producers()) == []
     assert world.append(idempotent(0, 5)) == 0
 
 
@@ -327,7 +327,7 @@ def test_a_damaged_snapshot_at_a_clean_start_is_done_without(tmp_path, producers
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         world.restart()
-        assert len(world.log.active_producers()) == producers
+        assert len(list(world.log.active_producers())) == producers
         if producers:
             assert world.append(idempotent(0)) == 1
         assert world.log.end_offset == end
@@ -348,7 +348,7 @@ def test_truncation_goes_back_to_any_offset(tmp_path):
         assert world.log.native.generation > generation
         assert (world.log.end_offset, world.log.high_watermark) == (offset, offset)
         assert contents(world) == b"".join(batches[:offset])
-        assert world.log.active_producers()[0][2] == offset - 1
+        assert next(world.log.active_producers())[2] == offset - 1
         assert world.log.offset_for_max_timestamp().offset == offset - 1
         assert world.append(idempotent(offset, 1, timestamp=1_000 + offset)) == offset
         world.log.truncate_to(offset)

@@ -431,7 +431,7 @@ def test_a_truncation_between_segments_goes_on_where_it_stopped(tmp_path, monkey
     assert world.log.end_offset == 2
     assert [base for base, _ in world.log.segments] == [0, 2]
     assert [name for name in world.names() if name.endswith(".log")] == [f"{0:020d}.log", f"{2:020d}.log"]
-    assert [row[2] for row in world.log.active_producers()] == [1]
+    assert [row[2] for row in list(world.log.active_producers())] == [1]
     world.log.set_leader_epoch(2)
     assert world.append(idempotent(2, count=2, size=30)) == 2
 

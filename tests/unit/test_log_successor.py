@@ -249,7 +249,7 @@ def test_a_roll_that_was_finished_stands(succession):
     os.unlink(segment_file(succession.log.directory, base, SNAPSHOT))  # written last
     log = succession.crash()
     assert log.native.active_base_offset == base == 5
-    assert log.active_producers() == []
+    assert list(log.active_producers()) == []
     assert succession.world.append() == 5
 
 

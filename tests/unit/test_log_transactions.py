@@ -42,10 +42,10 @@ def end(
 
 
 def refusal(world: LogWorld, producer_id: int, **fields) -> int:
-    before = world.log.end_offset, world.log.last_stable_offset, world.log.active_producers()
+    before = world.log.end_offset, world.log.last_stable_offset, list(world.log.active_producers())
     with pytest.raises(KafkaError) as caught:
         end(world, producer_id, **fields)
-    assert (world.log.end_offset, world.log.last_stable_offset, world.log.active_producers()) == before
+    assert (world.log.end_offset, world.log.last_stable_offset, list(world.log.active_producers())) == before
     return caught.value.code
 
 

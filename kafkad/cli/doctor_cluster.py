@@ -279,7 +279,9 @@ def _quorum(cluster: Cluster, levels: dict[str, int]) -> Iterator[Finding]:
     connection = cluster.any()
     cls = messages.DescribeQuorumRequest
     if cls.API_KEY not in connection.versions:
-        yield Finding("quorum", NOTE, "the brokers do not describe it: their Kafka uses ZooKeeper, or is old")
+        yield Finding(
+            "quorum", NOTE, "the brokers do not describe it: their Kafka uses ZooKeeper or is too old"
+        )
         return
     request = cls(topics=[cls.Topics(topic_name="__cluster_metadata", partitions=[cls.Topics.Partitions()])])
     try:

@@ -389,6 +389,7 @@ class Worker:
         self.changes.applied = self.raft.image.offset
         controller.subscribe(self._on_change)
         self._make_answering()
+        controller.on_registered = self._registered_again
         self._assign_directories()
         controller.settle()
         self._started("registration", self._leave)
@@ -421,8 +422,10 @@ class Worker:
 
     def _note_epoch(self, epoch: int) -> None:
         self.log_dirs.broker_epoch = epoch
-        if hasattr(self, "answering"):  # not at the start: there may be records for directories now
-            self.scheduler.call_soon(self._assign_directories)
+
+    def _registered_again(self, epoch: int) -> None:
+        self._note_epoch(epoch)
+        self.scheduler.call_soon(self._assign_directories)  # the metadata may have records for them now
 
     def _assign_directories(self) -> None:
         """Record the partitions' directories, if there are several or one was lost (KIP-858)."""

@@ -346,6 +346,17 @@ def test_a_replica_whose_directory_is_gone_does_not_lead_with_an_empty_log(world
     assert not world.disks.dirs.misses_logs(lambda topic, index: True)
 
 
+def closed_replica(world) -> str:
+    """The directory of a partition with two records here and another replica, after a clean stop."""
+    made = topic_id("t")
+    there = partition(made, 0)
+    there.replicas = [BROKER, 2]
+    world.commit(messages.TopicRecord(name="t", topic_id=made), there)
+    world.partitions.get("t", 0).append_client(batch(2), 1_000)
+    world.disks.dirs.close()
+    return f"{world.disks.paths[0]}/t-0"
+
+
 def emptied(path: str, kept: str) -> None:
     """Remove the files of a partition by hand: all, or only its segments."""
     for file in Path(path).iterdir():
@@ -379,13 +390,7 @@ def test_a_partition_without_other_replicas_whose_directory_was_emptied_begins_e
 @pytest.mark.parametrize("then", ["another leads", "left the ISR", "put back", "begun anew"])
 def test_a_replica_whose_directory_was_emptied_does_not_lead_with_an_empty_log(world, kept, then):
     """`rm -r t-0/*` is no permission, unlike an empty first segment."""
-    made = topic_id("t")
-    there = partition(made, 0)
-    there.replicas = [BROKER, 2]
-    world.commit(messages.TopicRecord(name="t", topic_id=made), there)
-    world.partitions.get("t", 0).append_client(batch(2), 1_000)
-    world.disks.dirs.close()
-    path = f"{world.disks.paths[0]}/t-0"
+    made, path = topic_id("t"), closed_replica(world)
     shutil.copytree(path, f"{path}.copy")
     emptied(path, kept)
     for _ in range(2):
@@ -428,13 +433,7 @@ def test_a_start_with_an_empty_first_segment_goes_on_without_the_records_but_say
     world,
 ):
     """The broker registers as after an unclean stop, so another replica leads if there is one."""
-    made = topic_id("t")
-    there = partition(made, 0)
-    there.replicas = [BROKER, 2]
-    world.commit(messages.TopicRecord(name="t", topic_id=made), there)
-    world.partitions.get("t", 0).append_client(batch(2), 1_000)
-    world.disks.dirs.close()
-    path = f"{world.disks.paths[0]}/t-0"
+    path = closed_replica(world)
     emptied(path, "nothing")
     Path(path, FIRST_SEGMENT).touch()
     assert world.disks.dirs.misses_logs(lambda topic, index: True)
@@ -467,13 +466,7 @@ def test_a_log_of_which_retention_has_left_an_empty_segment_is_not_missing(world
 
 
 def test_a_replica_whose_directory_is_gone_is_reported_seldom(world, caplog):
-    made = topic_id("t")
-    there = partition(made, 0)
-    there.replicas = [BROKER, 2]
-    world.commit(messages.TopicRecord(name="t", topic_id=made), there)
-    world.partitions.get("t", 0).append_client(batch(), 1_000)
-    world.disks.dirs.close()
-    shutil.rmtree(f"{world.disks.paths[0]}/t-0")
+    shutil.rmtree(closed_replica(world))
     world.restart()
     caplog.clear()
     for _ in range(300):

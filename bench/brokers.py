@@ -69,6 +69,7 @@ class Process(ABC):
     """What all have in common: a port, processes, their CPU and their memory."""
 
     name = ""
+    copies = 1  # of each record, on this machine
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -104,6 +104,8 @@ class KafkadNode(Kafkad):
 class Trio(Process):
     """Three nodes as one broker: the port is that of the first, CPU and memory are those of all."""
 
+    copies = len(NODES)
+
     def __init__(self, directory: Path, name: str, nodes: list[Process]) -> None:
         super().__init__(directory)
         self.name = name

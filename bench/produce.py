@@ -44,7 +44,7 @@ def cell(bench: Bench, row: Produce, broker: Process, scenario: str = "", **more
             bench.topic(),
             seconds=seconds,
             mb_max=options.mb_max,
-            touched=partial(bench.touched, rate, seconds),
+            touched=partial(bench.touched, rate * broker.copies, seconds),
             **more,
         )
         time.sleep(SETTLE_SECONDS)

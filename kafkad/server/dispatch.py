@@ -22,6 +22,7 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from kafkad._native.serving.connection import Connection
@@ -42,6 +43,7 @@ from kafkad.server.guard import admit, finish
 from kafkad.server.routing import HELD, Router
 from kafkad.server.throttling import pause_of, timed, with_pause
 from kafkad.server.turns import Steps, Turns
+from kafkad.server.worker_links import Later, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +133,9 @@ class Dispatcher:
             answer = at_once(self._routed(api, context, request, frame))
         if answer is None:
             answer = self._execute(api, context, request)
+        if isinstance(answer, Later):
+            answer.then(partial(self._relay, api, context, request, request_id))
+            return
         if inspect.isawaitable(answer):
             self._keep(self._finish(context, request_id, answer))
         else:
@@ -177,6 +182,8 @@ class Dispatcher:
             answer = None
             if self.router is not None and api.route is not Route.LOCAL:
                 answer = yield from self._routed(api, context, request, frame)
+                if isinstance(answer, Later):
+                    answer = self._relayed(api, context, request, answer)
                 stays = inspect.isawaitable(answer) and api.key not in HELD
             if answer is None:
                 answer = yield from self._executed_in_steps(api, context, request)
@@ -276,13 +283,33 @@ class Dispatcher:
 
     def _routed(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
         """Return None if this worker serves it, otherwise an awaitable of its response, a message or a
-        frame."""
+        frame; a Later if one other worker serves it."""
         assert self.router is not None
         try:
             answer = yield from self.router.route(api, context, request, frame)
         except Exception as trouble:
             return (yield from self._failed(api, context, request, trouble))
-        return None if answer is None else self._settled(api, context, request, answer)
+        if answer is None or isinstance(answer, Later):
+            return answer
+        return self._settled(api, context, request, answer)
+
+    def _relay(
+        self, api: Api, context: RequestContext, request: Any, request_id: int, outcome: Outcome
+    ) -> None:
+        """Another worker has answered, or cannot."""
+        try:
+            if isinstance(outcome, Exception):
+                lost = Later()
+                lost.arrive(outcome)
+                self._keep(self._finish(context, request_id, self._relayed(api, context, request, lost)))
+            else:
+                self._respond(context, request_id, outcome or None)
+        except Exception as trouble:
+            self._failed_outside(_own(context), trouble, "response")
+
+    def _relayed(self, api: Api, context: RequestContext, request: Any, answer: Later) -> Awaitable[Any]:
+        assert self.router is not None
+        return self._settled(api, context, request, self.router.relayed(api, context, request, answer))
 
     async def _finish(self, context: RequestContext, request_id: int, answer: Awaitable[Any]) -> None:
         try:

@@ -31,23 +31,30 @@ class Question(NamedTuple):
 
 def pack_question(question: Question) -> bytes:
     name = question.transactional_id.encode()
-    topics = [
-        (topic.encode(), [index for _, index in each])
-        for topic, each in groupby(question.partitions, key=lambda partition: partition[0])
-    ]
-    pieces = [
-        HEAD.pack(question.adds, question.producer_id, question.epoch, len(name), len(topics)),
-        name,
-    ]
-    for topic, indexes in topics:
-        pieces += TOPIC.pack(len(topic), len(indexes)), topic, struct.pack(f"<{len(indexes)}I", *indexes)
-    return b"".join(pieces)
+    topics, pieces = pack_partitions(question.partitions)
+    head = HEAD.pack(question.adds, question.producer_id, question.epoch, len(name), topics)
+    return b"".join((head, name, *pieces))
 
 
 def unpack_question(data: bytes) -> Question:
     adds, producer_id, epoch, size, topics = HEAD.unpack_from(data)
     at = HEAD.size + size
     transactional_id = data[HEAD.size : at].decode()
+    partitions, _ = unpack_partitions(data, at, topics)
+    return Question(transactional_id, producer_id, epoch, partitions, bool(adds))
+
+
+def pack_partitions(partitions: Sequence[TopicPartition]) -> tuple[int, list[bytes]]:
+    """Return (number of topics, their bytes)."""
+    pieces: list[bytes] = []
+    for topic, each in groupby(partitions, key=lambda partition: partition[0]):
+        name, indexes = topic.encode(), [index for _, index in each]
+        pieces += TOPIC.pack(len(name), len(indexes)), name, struct.pack(f"<{len(indexes)}I", *indexes)
+    return len(pieces) // 3, pieces
+
+
+def unpack_partitions(data: bytes, at: int, topics: int) -> tuple[list[TopicPartition], int]:
+    """Return (partitions of so many topics from byte `at` on, where they end)."""
     partitions: list[TopicPartition] = []
     for _ in range(topics):
         size, count = TOPIC.unpack_from(data, at)
@@ -56,7 +63,7 @@ def unpack_question(data: bytes) -> Question:
         at += size
         partitions += [(topic, index) for index in struct.unpack_from(f"<{count}I", data, at)]
         at += 4 * count
-    return Question(transactional_id, producer_id, epoch, partitions, bool(adds))
+    return partitions, at
 
 
 def pack_answer(codes: Sequence[int]) -> bytes:

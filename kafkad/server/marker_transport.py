@@ -2,7 +2,8 @@
 
     other brokers' partitions      to their leaders, in a cluster (server/remote_markers)
     this worker's partitions       written in the next turn of the loop (api/markers), many of them in several
-    another worker's partitions    one WriteTxnMarkers for all markers in a turn of the loop
+    another worker's partitions    one message for all markers in a turn of the loop (server/marker_messages)
+    the same, and many of them     one WriteTxnMarkers, which that worker writes in several turns
 
 A worker that is gone or does not answer counts as NOT_LEADER_OR_FOLLOWER: the coordinator tries again.
 Writing a marker twice is harmless. Use: the transport of coordinator/markers."""
@@ -10,7 +11,7 @@ Writing a marker twice is harmless. Use: the transport of coordinator/markers.""
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,14 +21,18 @@ from kafkad.coordinator.markers import Marker, Written
 from kafkad.coordinator.transaction import TopicPartition
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
+from kafkad.server.gate_messages import pack_answer, unpack_answer
+from kafkad.server.marker_messages import pack_markers, unpack_markers
 from kafkad.server.routing import FORWARD, TIMEOUT_S, RemoteClient, pack
-from kafkad.server.worker_links import PeerLost, PeerTrouble
+from kafkad.server.worker_links import Later, Outcome, PeerLost, PeerTrouble
 
 logger = logging.getLogger(__name__)
 
 WRITE_TXN_MARKERS, VERSION = 27, 2
 US = "kafkad-transactions"  # the client id of these requests
 TURN_S = 0.005  # of the loop, for the markers of one transaction
+MARKERS = 3  # kind of message between peers
+FEW = 64  # partitions: so many markers are written in one turn of the other worker
 
 Request = messages.WriteTxnMarkersRequest
 
@@ -51,7 +56,7 @@ class Pending:
             self.done(self.codes)
 
 
-Share = tuple[Any, list[TopicPartition], Pending]  # a marker of the request, its partitions
+Share = tuple[Marker, list[TopicPartition], Pending]
 
 
 class MarkerTransport:
@@ -59,6 +64,9 @@ class MarkerTransport:
         self._services = services
         self._loop = loop
         self._shares: dict[int, list[Share]] = {}  # by worker, for this turn
+        self._requests: dict[int, int] = {}  # by worker: how many tasks send it WriteTxnMarkers
+        if services.peers is not None:
+            services.peers.handle(MARKERS, self._asked)
 
     def exists(self, partition: TopicPartition) -> bool:
         topic, index = partition
@@ -78,7 +86,7 @@ class MarkerTransport:
         for worker, share in by_worker.items():
             if not self._shares:
                 self._loop.call_soon(self._flush)
-            self._shares.setdefault(worker, []).append((entry_of(marker, share), share, pending))
+            self._shares.setdefault(worker, []).append((marker, share, pending))
         if ours:  # after the client's answer, which does not wait for markers
             self._loop.call_soon(self._write_ours, entry_of(marker, ()), deque(ours), pending)
 
@@ -95,20 +103,70 @@ class MarkerTransport:
     def _flush(self) -> None:
         shares, self._shares = self._shares, {}
         for worker, its in shares.items():
-            sent = self._loop.create_task(self._send_all(worker, its))
-            sent.add_done_callback(_raise)
+            # A message may not overtake requests, which that worker serves in turns.
+            if not self._requests.get(worker) and sum(len(share) for _, share, _ in its) <= FEW:
+                self._send_few(worker, its)
+            else:
+                sent = self._loop.create_task(self._send_all(worker, its))
+                sent.add_done_callback(_raise)
+
+    def _send_few(self, worker: int, shares: list[Share]) -> None:
+        def told(outcome: Outcome) -> None:
+            answered: Sequence[int] = ()
+            if isinstance(outcome, Exception):
+                lost(worker, shares, outcome)
+            else:
+                answered = unpack_answer(outcome)
+            codes = iter(answered)
+            for _, partitions, pending in shares:
+                for each in partitions:
+                    pending.put(each, next(codes, errors.NOT_LEADER_OR_FOLLOWER))
+
+        message = pack_markers((marker, partitions) for marker, partitions, _ in shares)
+        present(self._services.peers).ask(worker, MARKERS, message, TIMEOUT_S).then(told)
+
+    def _asked(self, _: int, payload: bytes) -> Later:
+        """Write the markers of another worker's transactions."""
+        answer = Later()
+        codes: list[int] = []
+        missing = 1
+
+        def one_less() -> None:
+            nonlocal missing
+            missing -= 1
+            if not missing:
+                answer.arrive(pack_answer(codes))
+
+        def put(place: int, code: int) -> None:
+            codes[place] = code
+            one_less()
+
+        for marker, partitions in unpack_markers(payload):
+            entry = entry_of(marker, ())
+            for each in partitions:
+                place = len(codes)
+                codes.append(errors.UNKNOWN_TOPIC_OR_PARTITION)  # as in Kafka: it is tried again
+                if self._services.partitions.has_replica(*each):
+                    missing += 1
+                    write_marker(self._services, *each, entry, partial(put, place))
+        one_less()
+        return answer
 
     async def _send_all(self, worker: int, shares: list[Share]) -> None:
         """Send requests, with each producer once, because an answer identifies them by producer. The rest
         waits for the answer: the worker writes in turns, and a producer's markers must not overtake each
         other."""
-        while shares:
-            once = {share[0].producer_id: share for share in reversed(shares)}
-            shares = [share for share in shares if once[share[0].producer_id] is not share]
-            await self._send(worker, list(once.values()))
+        self._requests[worker] = self._requests.get(worker, 0) + 1
+        try:
+            while shares:
+                once = {share[0].producer_id: share for share in reversed(shares)}
+                shares = [share for share in shares if once[share[0].producer_id] is not share]
+                await self._send(worker, list(once.values()))
+        finally:
+            self._requests[worker] -= 1
 
     async def _send(self, worker: int, shares: list[Share]) -> None:
-        request = Request(markers=[entry for entry, _, _ in shares])
+        request = Request(markers=[entry_of(marker, partitions) for marker, partitions, _ in shares])
         client = RemoteClient("", "", OURSELVES, "", "")
         context = RequestContext(WRITE_TXN_MARKERS, VERSION, 0, US, "", "", client, OURSELVES)
         frame = codec.encode_request(request, VERSION, 0, US)
@@ -121,11 +179,15 @@ class MarkerTransport:
                 _, response = codec.decode_response(messages.WriteTxnMarkersResponse, VERSION, answer)
                 codes = codes_of(response)
         except (PeerLost, PeerTrouble, TimeoutError, KafkaError) as trouble:
-            logger.warning("worker %d has not answered for %d markers: %s", worker, len(shares), trouble)
-        for entry, partitions, pending in shares:
+            lost(worker, shares, trouble)
+        for marker, partitions, pending in shares:
             for each in partitions:
-                code = codes.get((entry.producer_id, each), errors.NOT_LEADER_OR_FOLLOWER)
+                code = codes.get((marker.producer_id, each), errors.NOT_LEADER_OR_FOLLOWER)
                 pending.put(each, code)
+
+
+def lost(worker: int, shares: list[Share], trouble: Exception) -> None:
+    logger.warning("worker %d has not answered for %d markers: %s", worker, len(shares), trouble)
 
 
 def _raise(sent: "asyncio.Task[None]") -> None:

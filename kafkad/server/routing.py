@@ -35,13 +35,12 @@ from typing import Any, NamedTuple
 from kafkad.api import list_offsets
 from kafkad.api.context import RequestContext, Services, present
 from kafkad.api.table import Api, Route
-from kafkad.coordinator.runtime import at_once
 from kafkad.metadata.image import BROKER_LOGGER
 from kafkad.protocol import codec, errors, messages
 from kafkad.server.error_response import error_response
 from kafkad.server.marker_routing import merge_markers, split_markers
 from kafkad.server.turns import Steps, Turns
-from kafkad.server.worker_links import PeerLost, PeerTrouble
+from kafkad.server.worker_links import Later, PeerLost, PeerTrouble
 
 logger = logging.getLogger(__name__)
 
@@ -315,11 +314,13 @@ class Router:
 
     def _whole(
         self, worker: int, api: Api, context: RequestContext, request: Any, frame: bytes
-    ) -> Awaitable[Any | bytes | None]:
-        """Return the answer's frame; a message if the worker is gone; None if no answer is available."""
-        return self._relayed(api, context, request, self._ask(worker, api, pack(context, frame)))
+    ) -> Later | Awaitable[Any | bytes | None]:
+        """Return the answer's frame; a message if the worker is gone; None if no answer is available. With a
+        Later, `relayed` does the same once it has arrived."""
+        waiting = self._ask(worker, api, pack(context, frame))
+        return waiting if isinstance(waiting, Later) else self.relayed(api, context, request, waiting)
 
-    async def _relayed(
+    async def relayed(
         self, api: Api, context: RequestContext, request: Any, waiting: Awaitable[bytes]
     ) -> Any | bytes | None:
         try:
@@ -363,11 +364,11 @@ class Router:
         result = self._turns.run(steps)
         return await result if inspect.isawaitable(result) else result
 
-    def _ask(self, worker: int, api: Api, payload: bytes) -> Awaitable[bytes]:
+    def _ask(self, worker: int, api: Api, payload: bytes) -> Later | Awaitable[bytes]:
         """Return another worker's answer; the call is sent before this returns, if possible."""
         timeout_s = None if api.key in HELD else TIMEOUT_S
         if api.route not in (Route.CONTROLLER, Route.EVERY) and api.key != INIT_PRODUCER_ID:
-            return self._peers.call(worker, FORWARD, payload, timeout_s)
+            return self._peers.ask(worker, FORWARD, payload, timeout_s)
         call = self._peers.call(worker, FORWARD, payload, timeout_s) if worker in self._peers.up else None
         return self._ask_patiently(worker, api, payload, timeout_s, call)
 
@@ -402,16 +403,31 @@ class Router:
     # -- handling forwarded requests -----------------------------------------------------------------------
 
     def _forwarded(self, sender: int, payload: bytes) -> Any:
-        steps = self._forwarded_in_steps(payload)
-        return at_once(steps) if len(payload) < codec.WIDE_FRAME else self._turns.run(steps)
+        if len(payload) >= codec.WIDE_FRAME:
+            return self._turns.run(self._forwarded_in_steps(payload))
+        client, frame = unpack(payload)
+        context, answer = self._executed(client, *codec.decode_request(frame))
+        if inspect.isawaitable(answer):
+            return self._encoded_later(context, answer, [])
+        return self._encoded(context, [answer])
 
     def _forwarded_in_steps(self, payload: bytes) -> Steps:
         """Return the frame of the answer, or an awaitable of it."""
         client, frame = unpack(payload)
         header, request = yield from codec.decode_request_in_steps(frame)
-        api = self._table[header.request_api_key]
+        context, answer = self._executed(client, header, request)
+        held = [request]
+        del request
+        if inspect.isawaitable(answer):
+            return self._encoded_later(context, answer, held)
+        frame = self._encoded(context, [answer])
+        del answer
+        yield from codec.free_in_steps(held)
+        return frame
+
+    def _executed(self, client: RemoteClient, header: Any, request: Any) -> tuple[RequestContext, Any]:
         context = RequestContext(
-            api_key=api.key,
+            api_key=header.request_api_key,
             version=header.request_api_version,
             correlation_id=header.correlation_id,
             client_id=header.client_id,
@@ -421,15 +437,7 @@ class Router:
             principal=client.principal,
             by_token=client.by_token,
         )
-        answer = self._execute(api, context, request)
-        held = [request]
-        del request
-        if inspect.isawaitable(answer):
-            return self._encoded_later(context, answer, held)
-        frame = self._encoded(context, [answer])
-        del answer
-        yield from codec.free_in_steps(held)
-        return frame
+        return context, self._execute(self._table[context.api_key], context, request)
 
     async def _encoded_later(
         self, context: RequestContext, waiting: Awaitable[Any], held: list[Any]

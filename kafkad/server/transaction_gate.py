@@ -25,7 +25,7 @@ from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError
 from kafkad.server.gate_messages import Question, pack_answer, pack_question, unpack_answer, unpack_question
 from kafkad.server.routing import FORWARD, TIMEOUT_S, RemoteClient, pack
-from kafkad.server.worker_links import PeerLost, PeerTrouble
+from kafkad.server.worker_links import Later, Outcome, PeerLost, PeerTrouble
 
 logger = logging.getLogger(__name__)
 
@@ -123,41 +123,27 @@ class TransactionGate:
     def _question(self, worker: int, question: Question, answered: Answered) -> None:
         count = len(question.partitions)
 
-        def told(call: asyncio.Future[bytes]) -> None:
-            if call.cancelled():  # the broker stops
-                return
-            codes: Sequence[int] = [errors.NETWORK_EXCEPTION] * count
-            try:
-                codes = unpack_answer(call.result())
-            except (PeerLost, PeerTrouble, TimeoutError, KafkaError) as trouble:
-                logger.warning("worker %d has not answered for a transaction: %s", worker, trouble)
-            answered(codes)
+        def told(outcome: Outcome) -> None:
+            if isinstance(outcome, Exception):
+                logger.warning("worker %d has not answered for a transaction: %s", worker, outcome)
+                answered([errors.NETWORK_EXCEPTION] * count)
+            else:
+                answered(unpack_answer(outcome))
 
-        call = present(self._services.peers).call(worker, GATE, pack_question(question), TIMEOUT_S)
-        call.add_done_callback(told)
+        present(self._services.peers).ask(worker, GATE, pack_question(question), TIMEOUT_S).then(told)
 
-    def _questioned(self, _: int, payload: bytes) -> "bytes | asyncio.Future[bytes]":
+    def _questioned(self, _: int, payload: bytes) -> Later:
         """Answer another worker, possibly later."""
         question = unpack_question(payload)
+        answer = Later()
         topics = self._services.metadata.image.topics
         known = [name in topics and index in topics[name].partitions for name, index in question.partitions]
-        if not all(known):  # this worker learns of a topic later than the one that has been written to
+        if all(known):
+            self._decide(question, lambda codes: answer.arrive(pack_answer(codes)))
+        else:  # this worker learns of a topic later than the one that has been written to
             refused = errors.OPERATION_NOT_ATTEMPTED, errors.UNKNOWN_TOPIC_OR_PARTITION
-            return pack_answer([refused[not each] for each in known])
-        at_once: list[bytes] = []
-        later: asyncio.Future[bytes] | None = None
-
-        def decided(codes: Sequence[int]) -> None:
-            if later is None:
-                at_once.append(pack_answer(codes))
-            elif not later.done():
-                later.set_result(pack_answer(codes))
-
-        self._decide(question, decided)
-        if at_once:
-            return at_once[0]
-        later = self._loop.create_future()
-        return later
+            answer.arrive(pack_answer([refused[not each] for each in known]))
+        return answer
 
     def _until_settled(self, ask: Callable[[Answered], object], done: Answered) -> None:
         config = self._services.config

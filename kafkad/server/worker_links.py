@@ -40,7 +40,8 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from typing import Any
 
 from kafkad.protocol.errors import REQUEST_TIMED_OUT, KafkaError
@@ -71,6 +72,49 @@ SCARCE = (errno.ENOBUFS, errno.ENOMEM)  # the kernel is short of memory for now:
 ACCEPT_AGAIN_S = 0.5  # after accept failed for lack of descriptors
 
 Handler = Callable[[int, bytes], Any]
+Outcome = bytes | Exception  # an answer, or what takes its place
+
+
+class Later:
+    """An answer that is on its way to one function, which is called in the turn in which it arrives. (A
+    future would take one more turn of the loop, and a task two.)"""
+
+    __slots__ = ("_function", "_outcome")
+
+    def __init__(self) -> None:
+        self._outcome: Outcome | None = None
+        self._function: Callable[[Outcome], object] | None = None
+
+    def arrive(self, outcome: Outcome) -> None:
+        """Only the first call counts."""
+        if self._outcome is None:
+            self._outcome = outcome
+            if self._function is not None:
+                self._function(outcome)
+
+    def then(self, function: Callable[[Outcome], object]) -> None:
+        assert self._function is None
+        self._function = function
+        if self._outcome is not None:
+            function(self._outcome)
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        return self.future().__await__()
+
+    def future(self) -> "asyncio.Future[bytes]":
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def arrived(outcome: Outcome) -> None:
+            if future.done():  # it was cancelled
+                return
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+                future.exception()  # the caller may have stopped waiting; the loop must not report that
+            else:
+                future.set_result(outcome)
+
+        self.then(arrived)
+        return future
 
 
 class PeerLost(KafkaError):
@@ -144,8 +188,8 @@ class Peers:
     # -- interface -----------------------------------------------------------------------------------------
 
     def handle(self, kind: int, function: Handler, *, bulk: bool = False) -> None:
-        """`function(sender, payload)` returns bytes (None: empty), or an awaitable of them. `bulk`: other
-        frames may overtake large calls of this kind and their answers."""
+        """`function(sender, payload)` returns bytes (None: empty), a Later, or another awaitable of them.
+        `bulk`: other frames may overtake large calls of this kind and their answers."""
         assert 0 < kind < HELLO and kind not in self._handlers
         self._handlers[kind] = function
         if bulk:
@@ -162,21 +206,26 @@ class Peers:
     ) -> "asyncio.Future[bytes]":
         """Return the answer of worker `k`; the call has been sent when this returns. Raises PeerLost (also if
         `k` is not up now), TimeoutError, KafkaError and PeerTrouble."""
+        return self.ask(k, kind, payload, timeout_s).future()
+
+    def ask(self, k: int, kind: int, payload: bytes = b"", timeout_s: float | None = None) -> Later:
+        """Like `call`, at less cost. An answer arrives in the turn in which it is read, an exception in a
+        turn of its own."""
         assert k != self.me and 0 < kind < HELLO
-        future: asyncio.Future[bytes] = self._loop.create_future()
+        answer = Later()
         link = self._links.get(k)
         if link is None:
-            _fail(future, PeerLost(f"worker {k} is not there"))
-            return future
+            answer.arrive(PeerLost(f"worker {k} is not there"))
+            return answer
         if len(payload) > PAYLOAD_MAX:
-            _fail(future, PeerTrouble(f"{len(payload)} bytes are too many for a call"))
-            return future
+            answer.arrive(PeerTrouble(f"{len(payload)} bytes are too many for a call"))
+            return answer
         self._last_id += 1
-        call = self._calls[self._last_id] = _Call(link, future)
+        call = self._calls[self._last_id] = _Call(link, answer)
         if timeout_s is not None:
             call.timeout = self._loop.call_later(timeout_s, self._timed_out, self._last_id, k, kind)
         link.send(kind, self._last_id, payload, bulk=kind in self._bulk)
-        return future
+        return answer
 
     def tell(self, k: int, kind: int, payload: bytes = b"") -> bool:
         """Return whether it was sent. False: `k` is not up; send everything again when on_up is called."""
@@ -353,12 +402,20 @@ class Peers:
         except Exception as trouble:
             self._failed(link, kind, call_id, trouble)
             return
-        if inspect.isawaitable(answer):
+        if isinstance(answer, Later):
+            answer.then(partial(self._arrived, link, kind, call_id))
+        elif inspect.isawaitable(answer):
             task = asyncio.ensure_future(self._answer_later(link, kind, call_id, answer), loop=self._loop)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
             self._answer(link, kind, call_id, answer or b"")
+
+    def _arrived(self, link: "_Link", kind: int, call_id: int, outcome: Outcome) -> None:
+        if isinstance(outcome, Exception):
+            self._failed(link, kind, call_id, outcome)
+        else:
+            self._answer(link, kind, call_id, outcome)
 
     async def _answer_later(self, link: "_Link", kind: int, call_id: int, answer: Awaitable[Any]) -> None:
         try:
@@ -387,29 +444,30 @@ class Peers:
         if not isinstance(trouble, KafkaError) or not call_id:
             logger.error("what worker %s asked failed (kind %d)", link.k, kind, exc_info=trouble)
 
-    def _finish(self, call_id: int, outcome: bytes | Exception) -> None:
+    def _finish(self, call_id: int, outcome: Outcome) -> None:
         call = self._calls.pop(call_id, None)
         if call is None:  # it has timed out
             return
         if call.timeout is not None:
             call.timeout.cancel()
-        if call.future.done():  # it was cancelled
+        if isinstance(outcome, Exception):  # perhaps of many calls, amid the end of their link
+            self._loop.call_soon(call.answer.arrive, outcome)
             return
-        if isinstance(outcome, Exception):
-            _fail(call.future, outcome)
-        else:
-            call.future.set_result(outcome)
+        try:
+            call.answer.arrive(outcome)
+        except Exception as trouble:  # the frames behind this one are read all the same
+            self._loop.call_exception_handler({"message": "an answer was not taken", "exception": trouble})
 
     def _timed_out(self, call_id: int, k: int, kind: int) -> None:
         self._finish(call_id, TimeoutError(f"worker {k} has not answered in time (kind {kind})"))
 
 
 class _Call:
-    __slots__ = ("future", "link", "timeout")
+    __slots__ = ("answer", "link", "timeout")
 
-    def __init__(self, link: "_Link", future: "asyncio.Future[bytes]") -> None:
+    def __init__(self, link: "_Link", answer: Later) -> None:
         self.link = link
-        self.future = future
+        self.answer = answer
         self.timeout: asyncio.TimerHandle | None = None
 
 
@@ -553,12 +611,6 @@ class _Link:
         self._break()
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
-
-
-def _fail(future: "asyncio.Future[bytes]", trouble: Exception) -> None:
-    """Fail a call. The caller may have stopped waiting; the loop's exception handler must not get that."""
-    future.set_exception(trouble)
-    future.exception()
 
 
 def _failure(payload: bytes) -> Exception:

@@ -9,7 +9,7 @@ import pytest
 from kafkad.coordinator.markers import Marker
 from kafkad.protocol import errors, messages
 from kafkad.server import marker_transport
-from kafkad.server.marker_transport import MarkerTransport
+from kafkad.server.routing import FORWARD
 from tests.unit.routing_world import OFFSETS_TOPIC, TOPICS, World
 
 ALL = [(topic, index) for topic, count in TOPICS.items() for index in range(count)]
@@ -29,7 +29,7 @@ def make_world(tmp_path):
 
 
 def transport(world):
-    return MarkerTransport(world.site.services, world.loop)
+    return world.site.services.transactions.markers._transport
 
 
 def marker(producer_id=900, epoch=1, commit=True, coordinator_epoch=3):
@@ -71,19 +71,28 @@ def test_each_marker_reaches_the_log_of_its_partition(make_world, count):
     assert world.run(coordinator_epochs(world, 900, ALL)) == [3] * len(ALL)
 
 
-def test_markers_of_one_turn_share_a_request_and_get_their_own_answers(make_world):
+@pytest.mark.parametrize(
+    ("few", "kinds"),
+    [
+        (marker_transport.FEW, [marker_transport.MARKERS]),
+        (0, [FORWARD, FORWARD]),  # the second for the producer that is there twice
+    ],
+    ids=["in a message", "in requests"],
+)
+def test_markers_of_one_turn_go_together_and_get_their_own_answers(make_world, monkeypatch, few, kinds):
+    monkeypatch.setattr(marker_transport, "FEW", few)
     world = make_world(2)
     way = transport(world)
     theirs = [each for each in ALL if world.owner(*each) == 1]
     assert theirs
-    calls = []
-    call = world.peers.call
-    world.peers.call = lambda *arguments: calls.append(arguments) or call(*arguments)
+    asked = []
+    ask = world.peers.ask
+    world.peers.ask = lambda k, kind, *rest: asked.append(kind) or ask(k, kind, *rest)
     old = marker(901, epoch=2, coordinator_epoch=2)
     found = world.run(
         write(way, (marker(900), theirs), (marker(901), theirs), (marker(902), theirs[:1]), (old, theirs))
     )
-    assert len(calls) == 2  # the second for the producer that is there twice
+    assert asked == kinds
     ends = [set(codes.values()) for codes in found]
     assert ends[:3] == [{errors.NONE}] * 3
     assert ends[3] == {errors.TRANSACTION_COORDINATOR_FENCED}

@@ -722,10 +722,10 @@ def test_a_long_topic_name_costs_no_more_for_each_of_its_partitions(world, repea
         request.topics = [topic] * repeats
         taken = []
         for _ in range(3):
-            begun = time.perf_counter()
+            begun = time.process_time()  # the reactor is in this process
             client.send_request(request, 4)
             client.receive_frame()
-            taken.append(time.perf_counter() - begun)
+            taken.append(time.process_time() - begun)
         return min(taken)
 
     assert seconds("n" * 32_000) < 6 * seconds("n" * 100)

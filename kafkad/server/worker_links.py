@@ -34,6 +34,7 @@ import asyncio
 import errno
 import inspect
 import logging
+import math
 import mmap
 import os
 import socket
@@ -42,7 +43,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from kafkad.protocol.errors import REQUEST_TIMED_OUT, KafkaError
 
@@ -175,6 +176,8 @@ class Peers:
         self._calls: dict[int, _Call] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # awaited answers
         self._last_id = 0
+        self._look: asyncio.TimerHandle | None = None  # at calls that have timed out
+        self._looks_at_s = math.inf
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._closed = False
         # Where links read: a bytes object of this size would be a page map of its own for each read, and the
@@ -221,9 +224,9 @@ class Peers:
             answer.arrive(PeerTrouble(f"{len(payload)} bytes are too many for a call"))
             return answer
         self._last_id += 1
-        call = self._calls[self._last_id] = _Call(link, answer)
-        if timeout_s is not None:
-            call.timeout = self._loop.call_later(timeout_s, self._timed_out, self._last_id, k, kind)
+        ends_s = math.inf if timeout_s is None else self._loop.time() + timeout_s
+        self._calls[self._last_id] = _Call(link, kind, answer, ends_s)
+        self._look_at(ends_s)
         link.send(kind, self._last_id, payload, bulk=kind in self._bulk)
         return answer
 
@@ -263,6 +266,8 @@ class Peers:
         if self._closed:
             return
         self._closed = True
+        if self._look is not None:
+            self._look.cancel()
         self._loop.remove_reader(self._listening.fileno())
         self._listening.close()
         for link in list(self._all):
@@ -448,8 +453,6 @@ class Peers:
         call = self._calls.pop(call_id, None)
         if call is None:  # it has timed out
             return
-        if call.timeout is not None:
-            call.timeout.cancel()
         if isinstance(outcome, Exception):  # perhaps of many calls, amid the end of their link
             self._loop.call_soon(call.answer.arrive, outcome)
             return
@@ -458,17 +461,30 @@ class Peers:
         except Exception as trouble:  # the frames behind this one are read all the same
             self._loop.call_exception_handler({"message": "an answer was not taken", "exception": trouble})
 
-    def _timed_out(self, call_id: int, k: int, kind: int) -> None:
-        self._finish(call_id, TimeoutError(f"worker {k} has not answered in time (kind {kind})"))
+    def _look_at(self, when_s: float) -> None:
+        """Look then, or earlier, for calls that have timed out. One timer serves all calls, and is set again
+        when it fires: most calls are answered long before."""
+        if when_s < self._looks_at_s:
+            if self._look is not None:
+                self._look.cancel()
+            self._looks_at_s = when_s
+            self._look = self._loop.call_at(when_s, self._end_late_calls)
+
+    def _end_late_calls(self) -> None:
+        self._look, self._looks_at_s = None, math.inf
+        now_s = self._loop.time()
+        for call_id, call in list(self._calls.items()):
+            if call.ends_s <= now_s:
+                late = f"worker {call.link.k} has not answered in time (kind {call.kind})"
+                self._finish(call_id, TimeoutError(late))
+        self._look_at(min((call.ends_s for call in self._calls.values()), default=math.inf))
 
 
-class _Call:
-    __slots__ = ("answer", "link", "timeout")
-
-    def __init__(self, link: "_Link", answer: Later) -> None:
-        self.link = link
-        self.answer = answer
-        self.timeout: asyncio.TimerHandle | None = None
+class _Call(NamedTuple):
+    link: "_Link"
+    kind: int
+    answer: Later
+    ends_s: float  # of the loop's time; infinite without a timeout
 
 
 class _Hangup(Exception):

@@ -33,6 +33,9 @@ ELEMENTS: dict[str, Callable[[], Any]] = {
         "DeleteAclsRequest", "filters", resource_type_filter=1, pattern_type_filter=1, operation=1,
         permission_type=1,
     ),
+    "DescribeConfigs": lambda: _one(
+        "DescribeConfigsRequest", "resources", resource_type=4, resource_name="1"
+    ),
     "AlterConfigs": lambda: _one("AlterConfigsRequest", "resources", resource_type=2, resource_name="t"),
     "IncrementalAlterConfigs": lambda: _one(
         "IncrementalAlterConfigsRequest", "resources", resource_type=4, resource_name="1"

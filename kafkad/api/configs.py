@@ -89,6 +89,7 @@ LOOKUP_TIMEOUT_S: Final = 10.0  # for a host's addresses
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,100}")  # Python does not convert 4,301 digits
 
 Synonym = tuple[str, str | None, int]  # key, value, source
+Steps = Generator[None, None, Any]
 
 
 class Resource(NamedTuple):
@@ -100,10 +101,13 @@ class Resource(NamedTuple):
 # --- DescribeConfigs --------------------------------------------------------------------------------------
 
 
-def describe_configs(services: Services, context: RequestContext, request: Any) -> Any:
+def describe_configs(services: Services, context: RequestContext, request: Any) -> Steps:
+    return described(services.metadata.image, services.config, context, request)
+
+
+def described(image: MetadataImage, config: BrokerConfig, context: RequestContext, request: Any) -> Steps:
     """Describe resources. Topics with equal values of their own (most have none) share their entries; so does
     a resource that is named repeatedly."""
-    image, config = services.metadata.image, services.config
     shared: dict[Any, list[Any]] = {}
     results = []
     for asked in request.resources:
@@ -279,9 +283,6 @@ def _logger_entry(name: str, level: str) -> Any:
 
 
 # --- AlterConfigs and IncrementalAlterConfigs -------------------------------------------------------------
-
-
-Steps = Generator[None, None, Any]
 
 
 def alter_configs(services: Services, context: RequestContext, request: Any) -> Steps:

@@ -19,8 +19,10 @@ from typing import Any, Final
 from kafkad.api import acls, configs, quorum, sasl, scram, tokens, topics, versions
 from kafkad.api.context import ANONYMOUS, RequestContext, Services
 from kafkad.api.table import Api
+from kafkad.config.dynamic import with_dynamic
 from kafkad.controller.quorum_controller import QuorumController
 from kafkad.controller.reassignments import ongoing
+from kafkad.metadata.image import BROKER
 from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.errors import KafkaError, Malformed
 from kafkad.raft import describe
@@ -184,6 +186,14 @@ def envelope(services: ControllerServices, context: RequestContext, request: Any
     raise AssertionError("the dispatcher opens an Envelope itself")
 
 
+def describe_configs(services: ControllerServices, context: RequestContext, request: Any) -> Steps:
+    """DescribeConfigs (key 32), v1-4, of this node and of what brokers have (KIP-919)."""
+    image, config = services.metadata.image, services.config
+    own = image.configs.get((BROKER, str(config.node_id)), {})
+    config, _ = with_dynamic(config, image.configs.get((BROKER, ""), {}), own)
+    return configs.described(image, config, context, request)
+
+
 # fmt: off
 ROWS = (
     Api(1,  "Fetch",                   17, 18, raft),
@@ -194,6 +204,7 @@ ROWS = (
     Api(29, "DescribeAcls",            1, 3, acls.describe_acls),
     Api(30, "CreateAcls",              1, 3, acls.create_acls),
     Api(31, "DeleteAcls",              1, 3, acls.delete_acls),
+    Api(32, "DescribeConfigs",         1, 4, describe_configs),
     Api(33, "AlterConfigs",            0, 2, configs.alter_configs),
     Api(36, "SaslAuthenticate",        0, 2, sasl.sasl_authenticate),
     Api(37, "CreatePartitions",        0, 3, topics.create_partitions),

@@ -184,3 +184,26 @@ def test_the_preferred_replica_leads_again_and_a_stopped_broker_is_forgotten(clu
     assert again.returncode == 1 and "not currently registered" in again.stdout + again.stderr
     cluster.start(3)  # it may come back
     wait_until(lambda: "3" in tool("kafka-cluster", "list-endpoints").lines[-1].split()[:1], WAIT_S)
+
+
+def test_configs_of_a_controller(cluster, tool):
+    """Its own listener tells them (KIP-919), with the values that are changed while it runs."""
+    node, key = min(cluster.nodes), "log.cleaner.threads"
+    its = ("--entity-type", "brokers", "--entity-name", str(node))
+    tool("kafka-configs", "--alter", *its, "--add-config", f"{key}=2")
+    port = f"127.0.0.1:{cluster.nodes[node].controller_port}"
+
+    def told(*arguments):
+        return run_tool(
+            NEWEST, "kafka-configs", "--bootstrap-controller", port, "--describe", *its, *arguments
+        )
+
+    wait_until(lambda: f"{key}=2" in told().stdout, WAIT_S)
+    (row,) = (line for line in told("--all").lines if line.strip().startswith(f"{key}="))
+    assert f"DYNAMIC_BROKER_CONFIG:{key}=2" in row and f"DEFAULT_CONFIG:{key}=1" in row
+    (own,) = (line for line in told("--all").lines if line.strip().startswith("node.id="))
+    assert f"STATIC_BROKER_CONFIG:node.id={node}" in own
+    resource = messages.DescribeConfigsRequest.Resources(resource_type=4, resource_name=str(node + 1))
+    with Wire(port) as wire:
+        (refused,) = wire.ask(messages.DescribeConfigsRequest(resources=[resource]), 4).results
+    assert f"expected {node} or empty string" in refused.error_message

@@ -30,6 +30,7 @@ import logging
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from kafkad.api import list_offsets
@@ -63,6 +64,7 @@ SEVERAL_GROUPS_FROM = 8  # OffsetFetch
 SEVERAL_TRANSACTIONS_FROM = 4  # AddPartitionsToTxn
 LOOKED_AT = 64  # elements per step
 LONG_NAME = 512  # characters: finding the owner of such a group is a step of its own
+CLIENTS_REMEMBERED, REMEMBERED_MAX = 500, 500  # how clients are packed, in so many bytes each
 ANSWER_MAX = 128 << 20  # bytes of an answer from another worker, which both workers hold
 
 # The code for a client if the worker that should have answered is gone.
@@ -497,27 +499,36 @@ def like(message: Any, **changes: Any) -> Any:
 
 def pack(context: RequestContext, frame: bytes) -> bytes:
     client = present(context.connection)
-    texts = [
-        (text or "").encode("utf-8", "surrogateescape")
-        for text in (
-            context.client_host,
-            context.listener,
-            context.principal,
-            client.client_software_name,
-            client.client_software_version,
-            "token" if context.by_token else "",
-        )
-    ]
-    return b"".join((LENGTHS.pack(*map(len, texts)), *texts, frame))
+    name, version = client.client_software_name or "", client.client_software_version or ""
+    texts = (
+        context.client_host or "", context.listener or "", context.principal or "", name, version,
+        "token" if context.by_token else "",
+    )  # fmt: skip
+    pack_texts = _packed if len(name) + len(version) <= REMEMBERED_MAX else _packed.__wrapped__
+    return pack_texts(texts) + frame
+
+
+@lru_cache(CLIENTS_REMEMBERED)
+def _packed(texts: tuple[str, ...]) -> bytes:
+    encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
+    return b"".join((LENGTHS.pack(*map(len, encoded)), *encoded))
 
 
 def unpack(payload: bytes) -> tuple[RemoteClient, bytes]:
+    end = LENGTHS.size + sum(LENGTHS.unpack_from(payload))
+    unpack_texts = _unpacked if end <= REMEMBERED_MAX else _unpacked.__wrapped__
+    return RemoteClient(*unpack_texts(payload[:end])), payload[end:]
+
+
+@lru_cache(CLIENTS_REMEMBERED)
+def _unpacked(client: bytes) -> tuple[str, str, str, str, str, str]:
     position = LENGTHS.size
     texts = []
-    for length in LENGTHS.unpack_from(payload):
-        texts.append(payload[position : position + length].decode("utf-8", "surrogateescape"))
+    for length in LENGTHS.unpack_from(client):
+        texts.append(client[position : position + length].decode("utf-8", "surrogateescape"))
         position += length
-    return RemoteClient(*texts), payload[position:]
+    host, listener, principal, name, version, token = texts
+    return host, listener, principal, name, version, token
 
 
 async def _all(answers: dict[int, Any]) -> dict[int, Any]:

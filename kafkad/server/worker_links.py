@@ -516,7 +516,13 @@ class _Link:
             return
         size = AFTER_SIZE + len(payload)
         assert size <= FRAME_MAX
-        frame = memoryview(HEADER.pack(size, kind, call_id) + payload)
+        packed = HEADER.pack(size, kind, call_id) + payload
+        frame = memoryview(packed)
+        if not self._queued and len(packed) <= PART_BYTES:
+            sent = self._write(packed)
+            if sent == len(packed) or self._broken:
+                return
+            frame = frame[sent:]
         (self._bulk_out if bulk and len(frame) > PART_BYTES else self._out).append(frame)
         self._queued += len(frame)
         if not self._writing:
@@ -537,7 +543,7 @@ class _Link:
         self._queued += HEADER.size
         return memoryview(HEADER.pack(AFTER_SIZE + len(part), PART, 0) + part)
 
-    def _write(self, data: memoryview) -> int:
+    def _write(self, data: bytes | memoryview) -> int:
         try:
             return self._socket.send(data, socket.MSG_NOSIGNAL)
         except (BlockingIOError, InterruptedError):
@@ -589,9 +595,13 @@ class _Link:
             if not size:
                 self.peers._lost(self)
                 return
-            self._in += into[:size]  # a frame may make another link read, too
+            some = into[:size]  # copied: a frame may make another link read, too
             try:
-                self._take_frames(self._in)
+                if self._in:
+                    self._in += some
+                    self._take_frames(self._in)
+                else:
+                    self._take_whole_frames(some)
             except _Hangup as why:
                 logger.error("hung up on worker %s: %s", self.k, why)
                 self.peers._lost(self)
@@ -603,6 +613,16 @@ class _Link:
         """Reassemble frames from parts. Raises _Hangup."""
         self._parts_in += part
         self._take_frames(self._parts_in)
+
+    def _take_whole_frames(self, data: bytes) -> None:
+        """Take the frames of what was read while nothing was left of earlier ones; most often it is one."""
+        if self.greeted and len(data) >= HEADER.size:
+            size, kind, call_id = HEADER.unpack_from(data)
+            if size == len(data) - SIZE.size and kind != PART:
+                self.peers._frame(self, kind, call_id, data[HEADER.size :])
+                return
+        self._in += data
+        self._take_frames(self._in)
 
     def _take_frames(self, data: bytearray) -> None:
         position, end = 0, len(data)

@@ -253,6 +253,54 @@ def test_refusals_and_failures_reach_the_caller(make_world):
     world.run(scenario())
 
 
+def test_one_timer_ends_late_calls_in_the_order_of_their_timeouts(make_world):
+    world = make_world(2, 0)
+    peers = world.open()
+
+    async def scenario():
+        await peers.wait_up(1)
+        ended = []
+        for timeout_s in (0.3, None, 30, 0.05, 0.1):
+            name = f"{timeout_s}"
+            call = peers.call(1, NEVER, timeout_s=timeout_s)
+            call.add_done_callback(lambda done, name=name: ended.append((name, type(done.exception()))))
+        for number in range(200):
+            assert await peers.call(1, ECHO, b"%d" % number, timeout_s=30) == b"%d" % number
+        while len(ended) < 3:
+            await asyncio.sleep(0.01)
+        assert ended == [(name, TimeoutError) for name in ("0.05", "0.1", "0.3")]
+        assert len(peers._calls) == 2
+        timers = [each for each in world.loop._scheduled if not each.cancelled()]
+        assert len(timers) <= 2  # for the call of 30 s; the other is the test's own
+
+    world.run(scenario())
+
+
+def test_an_answer_arrives_in_the_turn_in_which_it_is_read(make_world):
+    """And trouble in a turn of its own: it may come amid the end of a link."""
+    world = make_world(2, 0)
+    peers = world.open()
+
+    async def scenario():
+        await peers.wait_up(1)
+        found = []
+        for kind, payload in ((ECHO, b"here"), (REFUSE, b"not here")):
+            peers.ask(1, kind, payload).then(found.append)
+        while len(found) < 2:
+            await asyncio.sleep(0)
+        answer, refused = found
+        assert answer == b"here"
+        assert isinstance(refused, KafkaError) and refused.code == errors.NOT_COORDINATOR
+        lost = peers.ask(1, NEVER)
+        world.kill(1)
+        with pytest.raises(PeerLost):
+            await lost
+        peers.ask(1, ECHO).then(found.append)
+        assert isinstance(found[2], PeerLost)  # at once: nobody is there
+
+    world.run(scenario())
+
+
 @pytest.mark.parametrize("me", [0, 1])
 def test_a_killed_worker_is_down_and_its_successor_is_up(make_world, me):
     world = make_world(2, me)

@@ -22,6 +22,7 @@ from kafkad.log.admission import NEED_TRANSACTION, Admission
 from kafkad.log.appending import Origin
 from kafkad.log.checkpoints import write_partition_metadata
 from kafkad.log.clean_marks import CleanStop
+from kafkad.log.cutting import Cutting, Prepared
 from kafkad.log.down_conversion import DownConversion
 from kafkad.log.filenames import (
     LOG,
@@ -301,6 +302,8 @@ class Log:
         self.native.follows_end = alone
         if alone:
             self.native.forget_replicas()
+        if self.native.has_readers:
+            self.native.read_to_end = True  # other workers do not say so when they read
         entries = self.leader_epochs.entries
         previous = entries[-2][0] if len(entries) > 1 else -1
         self.native.lead(epoch, leader_id, partition_epoch, entries[-1][1], previous)
@@ -656,15 +659,19 @@ class Log:
         """The next flush syncs the names in a directory."""
         self.flusher.directories.add(directory)
 
-    def truncate_to(self, offset: int) -> bool:
+    def truncate_to(self, offset: int, prepared: Prepared | None = None) -> bool:
         """Remove everything from `offset` on (from the start of the batch that holds it), and epochs that
         begin there: the leader may not know an epoch without records. Return whether anything was removed.
         Raises KafkaError."""
         self._finish()
         if offset < self.end_offset:
-            truncation.truncate_to(self, offset)
+            truncation.truncate_to(self, offset, prepared)
             return True
         return self.cut_epochs(offset)
+
+    def begin_truncation(self, offset: int, done: Callable[[KafkaError | None], None]) -> Cutting:
+        """Do `truncate_to` without holding up the loop, if nobody appends meanwhile; then call `done`."""
+        return Cutting(self, offset, done)
 
     def cut_epochs(self, offset: int) -> bool:
         """Forget leader epochs that begin at `offset` or later; return whether there were any. Raises

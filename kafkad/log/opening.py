@@ -173,6 +173,7 @@ def load(log: Opened, seen: Survey, kept: Kept, topic_id: bytes | None, now_ms: 
         log.flush()
     if kept.left is not None:
         native.adopt_row(kept.left)
+        native.read_to_end = True  # other workers may be sending what the last owner led
     native.note_epochs()  # for the next successor
 
 

@@ -20,7 +20,7 @@ class Scheduler(Protocol):
         self,
         fn: Callable[[], None],
         callback: Callable[[BaseException | None], None],
-        lane: Literal["flush", "work", "delete", "move"] = "work",
+        lane: Literal["flush", "work", "delete", "cut", "move"] = "work",
     ) -> None:
         """Run `fn` off the loop, then `callback` on the loop, with None or the exception of `fn`. No lane
         waits for another."""

@@ -1,47 +1,38 @@
 """Truncation of a log: its end moves back, or everything is removed and the log restarts at another offset.
 
-Followers truncate to the leader's log; a metadata log restarts after a snapshot. The segments are dropped
-from memory first, then their files are removed, then the leader epochs and the producers are adjusted. If a
-shortage (of space, descriptors, memory) interrupts that, files and memory may differ. The log serves nothing
-then, and all steps are done again until they succeed (`half_done`), so each step can be repeated.
+Followers truncate to the leader's log; a metadata log restarts after a snapshot. What takes long is prepared
+first, for a follower in a thread (`cutting`). The segments are dropped from memory then, their files are
+removed or replaced, and the leader epochs and the producers are adjusted. If a shortage (of space,
+descriptors, memory) interrupts that, files and memory may differ. The log serves nothing then, and all steps
+are done again until they succeed (`half_done`), so each step can be repeated.
 
 Data that is cut may be on its way to a client: a leader sends data above HW to its followers, directly from
 the file, and may become a follower before all of it has been sent. Such a segment gets a new file with the
-bytes that stay, and the old file stays open, without a name, until it has been sent (`_cut`)."""
+bytes that stay, and the old file stays open, without a name, until it has been sent (`Plan.copies`)."""
 
-import errno
-import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
-from kafkad._native.log.producer_table import ProducerTable
-from kafkad._native.log.segment_recovery import replay_producers, scan_segment
-from kafkad.log import recovery
+from kafkad.log import cutting, recovery
+from kafkad.log.cutting import CUT, Prepared, load_producers, refusal_of, snapshots_in
 from kafkad.log.filenames import (
     DELETED,
     INDEX,
     LOG,
+    SEGMENT_SUFFIXES,
     SNAPSHOT,
     SWAP,
     TIME_INDEX,
-    TXN_INDEX,
     offset_of,
     segment_file,
 )
 from kafkad.log.flusher import Flusher
 from kafkad.log.owner import Owner
-from kafkad.log.producer_state import load_snapshot
-from kafkad.log.txn_index import read_txn_index, write_txn_index
-from kafkad.protocol.errors import CORRUPT_MESSAGE, KAFKA_STORAGE_ERROR, KafkaError, Malformed
-
-logger = logging.getLogger("kafkad.log")
-
-CUT: Final = ".cut"
-COPIED_AT_A_TIME: Final = 64 << 20  # bytes
+from kafkad.log.removal import unlink_later
+from kafkad.protocol.errors import CORRUPT_MESSAGE, KAFKA_STORAGE_ERROR, KafkaError
 
 
 class Truncated(Owner, Protocol):
@@ -62,6 +53,8 @@ class Truncated(Owner, Protocol):
     def io(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Call; disk errors become KafkaError."""
 
+    def truncate_to(self, offset: int, prepared: Prepared | None = None) -> bool: ...
+
     def half_done(
         self,
         what: str,
@@ -71,19 +64,23 @@ class Truncated(Owner, Protocol):
     ) -> KafkaError: ...
 
 
-def truncate_to(log: Truncated, offset: int) -> None:
-    """Remove everything from the batch that holds `offset` on; `offset` is below the end. Raises
-    KafkaError."""
+def truncate_to(log: Truncated, offset: int, prepared: Prepared | None = None) -> None:
+    """Remove everything from the batch that holds `offset` on; `offset` is below the end. `prepared`: fits
+    the log as it is. Raises KafkaError."""
+    everything = offset <= log.native.first_base_offset
+    if prepared is None and not everything:
+        prepared = Prepared(cutting.plan(log, offset))
+        try:
+            prepared.make()
+        except (OSError, ValueError) as e:
+            raise refusal_of(log, e) from e
     log.cleaned_below = min(log.cleaned_below, offset)
     log.cut_to = min(log.cut_to, offset)
     log.cuts += 1
-    rows = log.native.segment_rows()
-    if offset <= rows[0][0]:
+    if prepared is None or everything:
         _do(log, partial(_truncate_all, log, offset))
-        return
-    base, position = log.io(log.native.position_of, offset)
-    created_ms = next(created_ms for found, _, created_ms in rows if found == base)
-    _do(log, partial(_truncate, log, offset, base, position, created_ms))
+    else:
+        _do(log, partial(_truncate, log, prepared))
 
 
 def _do(log: Truncated, work: Callable[[], None]) -> None:
@@ -95,23 +92,18 @@ def _do(log: Truncated, work: Callable[[], None]) -> None:
         raise log.half_done("its truncation", e, CORRUPT_MESSAGE) from e
 
 
-def _truncate(log: Truncated, offset: int, base: int, position: int, created_ms: int) -> None:
-    native = log.native
+def _truncate(log: Truncated, prepared: Prepared) -> None:
+    plan, native = prepared.plan, log.native
     _end_cleaning(log)
-    _remove_from(log, base, kept=base)
-    path = segment_file(log.directory, base, LOG)
-    if os.path.getsize(path) > position:
-        _cut(log, path, base, position, offset)
-    scan = scan_segment(  # by the headers: the bytes were checked when they came
-        log.directory, base, ProducerTable(), index_interval=log.config.index_interval_bytes, below=offset
-    )
-    native.add_segment(base, scan.valid_size, created_ms, scan.max_timestamp)
-    native.truncated(offset, scan.valid_size)
-    txns = segment_file(log.directory, base, TXN_INDEX)
-    if os.path.exists(txns):
-        write_txn_index(txns, [txn for txn in read_txn_index(txns) if txn.last_offset < offset])
-        log.flusher.paths.add(txns)
-    _adjust(log, offset, epochs_from=offset)
+    _remove_from(log, plan.base, kept=plan.base)
+    prepared.install(log)
+    native.add_segment(plan.base, prepared.size, plan.created_ms, prepared.max_timestamp)
+    native.truncated(plan.offset, prepared.size)
+    log.flusher.directories.add(log.directory)
+    log.cut_epochs(plan.offset)
+    prepared.give_producers(native.producers)
+    _forget_snapshots(log, plan.offset, prepared.snapshot_offset)
+    native.refresh_stable()
 
 
 def _truncate_all(log: Truncated, offset: int) -> None:
@@ -138,7 +130,16 @@ def _remove_from(log: Truncated, first: int, kept: int = -1) -> None:
         if base is not None and base >= first:
             gone.add(base)
     for base in sorted(gone - {kept}, reverse=True):
-        recovery.remove_segment_files(log.directory, base)
+        _remove(log, base)
+
+
+def _remove(log: Truncated, base: int) -> None:
+    """Rename the files of a segment; a thread removes them."""
+    paths = [segment_file(log.directory, base, suffix) for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT)]
+    unlink_later(log.scheduler, 0, [path + DELETED for path in paths])
+    for path in paths:
+        with suppress(FileNotFoundError):
+            os.replace(path, path + DELETED)
 
 
 def _end_cleaning(log: Truncated) -> None:
@@ -148,27 +149,6 @@ def _end_cleaning(log: Truncated) -> None:
         for name in os.listdir(log.directory):
             if name.endswith(SWAP):
                 os.unlink(os.path.join(log.directory, name))
-
-
-def _cut(log: Truncated, path: str, base: int, position: int, offset: int) -> None:
-    """Cut the segment at `position`. Readers that have the file open may still read beyond it."""
-    native = log.native
-    may_be_sent = native.read_to_end or native.has_readers or offset < log.high_watermark
-    if not may_be_sent:
-        os.truncate(path, position)
-        return
-    fresh = path + CUT + DELETED  # a start after a crash removes it
-    with open(path, "rb") as old, open(fresh, "wb") as new:
-        left = position
-        while left > 0:
-            copied = os.copy_file_range(old.fileno(), new.fileno(), min(left, COPIED_AT_A_TIME))
-            if copied == 0:
-                raise OSError(errno.EIO, f"{path} is shorter than {position} bytes")
-            left -= copied
-        if native.flushed_offset > base:
-            os.fdatasync(new.fileno())  # the new name may reach the disk before the old data
-    os.replace(fresh, path)
-    native.read_to_end = False
 
 
 def start_at(log: Truncated, offset: int) -> None:
@@ -190,28 +170,23 @@ def reload_producers(log: Truncated, end_offset: int) -> None:
     """Rebuild the producers at `end_offset`, from the newest good snapshot and the log after it."""
     producers = log.native.producers
     producers.clear()
-    start = log.log_start_offset
-    snapshots = sorted(
-        offset
-        for name in os.listdir(log.directory)
-        if name.endswith(SNAPSHOT) and (offset := offset_of(name)) is not None
+    snapshot_offset = load_producers(
+        producers,
+        log.directory,
+        tuple(base for base, _, _ in log.native.segment_rows()),
+        log.log_start_offset,
+        end_offset,
+        log.flusher.now_ms,
+        log.producer_expiration_ms,
     )
-    for offset in snapshots:
+    _forget_snapshots(log, end_offset, snapshot_offset)
+
+
+def _forget_snapshots(log: Truncated, end_offset: int, newest: int) -> None:
+    for offset in snapshots_in(log.directory):
         if offset > end_offset:
             os.unlink(segment_file(log.directory, offset, SNAPSHOT))
-    for offset in reversed([offset for offset in snapshots if offset <= end_offset]):
-        try:
-            path = segment_file(log.directory, offset, SNAPSHOT)
-            load_snapshot(path, producers, log.flusher.now_ms, log.producer_expiration_ms)
-            start = offset
-            break
-        except Malformed as e:
-            logger.warning("%s is unreadable and is ignored: %s", path, e)
-    log.snapshot_offset = start
-    bases = [base for base, _, _ in log.native.segment_rows()]
-    for base, next_base in pairwise([*bases, log.end_offset]):
-        if next_base > start:
-            replay_producers(segment_file(log.directory, base, LOG), producers, start, end_offset)
+    log.snapshot_offset = newest
 
 
 def _remove_all(log: Truncated, offset: int) -> None:
@@ -224,12 +199,15 @@ def _remove_all(log: Truncated, offset: int) -> None:
         path = segment_file(log.directory, offset, LOG)
         fresh = path + CUT + DELETED
         os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
+        with suppress(OSError):  # a thread frees its blocks; without links the loop does
+            os.link(path, path + DELETED)
         os.replace(fresh, path)
+        unlink_later(log.scheduler, 0, [path + DELETED])
         for suffix in (INDEX, TIME_INDEX, SNAPSHOT):  # other workers may have them mapped
             with suppress(FileNotFoundError):
                 os.unlink(segment_file(log.directory, offset, suffix))
     recovery.create_segment_files(log.directory, offset)
     if lowest != offset:
-        recovery.remove_segment_files(log.directory, lowest)
+        _remove(log, lowest)
     log.native.add_segment(offset, 0, log.flusher.now_ms)
     log.native.truncated(offset, 0)

@@ -25,6 +25,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from random import Random
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -35,6 +36,7 @@ from kafkad._native.serving.replica_fetch import ReplicaFetch
 from kafkad._native.serving.replication_quota import ReplicationQuota
 from kafkad.config.broker import BrokerConfig
 from kafkad.log import runs
+from kafkad.log.cutting import Cutting
 from kafkad.log.log import Log
 from kafkad.metadata.image import MetadataImage, PartitionState
 from kafkad.net.channel import Channel, Unreachable
@@ -130,7 +132,7 @@ class FetcherId(NamedTuple):
 class Followed:
     """A followed partition."""
 
-    __slots__ = ("epoch", "log", "reported", "retries", "timer")
+    __slots__ = ("cutting", "epoch", "log", "reported", "retries", "timer")
 
     def __init__(self, log: Log, epoch: int) -> None:
         self.log = log
@@ -138,6 +140,7 @@ class Followed:
         self.retries = 0  # because the leader did not know of this epoch, or of the partition
         self.reported = ""  # the last log line
         self.timer: Any = None
+        self.cutting: Cutting | None = None  # its truncation, under way
 
 
 class Fetchers:
@@ -278,6 +281,8 @@ class LeaderFetcher:
         followed = self.followed.pop(key)
         if followed.timer is not None:
             followed.timer.cancel()
+        if followed.cutting is not None:
+            followed.cutting.cancel()
         self.native.remove(*key)
 
     def close(self) -> None:
@@ -416,16 +421,18 @@ class LeaderFetcher:
         end, epoch = log.end_offset, log.leader_epochs.latest
         went = True
         self.native.stop(*key, TRUNCATING)
+        if isinstance(to, Cut) and to.offset < end:
+            level = logging.WARNING if to.offset < log.high_watermark else logging.INFO
+            logger.log(level, "%s-%d is cut from %d to %d, where it and its leader's log part (HW is %d)",
+                       log.topic, log.partition, end, to.offset, log.high_watermark)  # fmt: skip
+            assert followed.cutting is None
+            followed.cutting = log.begin_truncation(to.offset, partial(self._truncated, key, followed))
+            return
         try:
             if isinstance(to, StartAnew):
                 logger.warning("%s-%d begins anew at %d: its leader's log begins behind its end %d",
                                log.topic, log.partition, to.offset, end)  # fmt: skip
                 log.truncate_fully_and_start_at(to.offset)
-            elif to.offset < end:
-                level = logging.WARNING if to.offset < log.high_watermark else logging.INFO
-                logger.log(level, "%s-%d is cut from %d to %d, where it and its leader's log part (HW is %d)",
-                           log.topic, log.partition, end, to.offset, log.high_watermark)  # fmt: skip
-                log.truncate_to(to.offset)
             elif went := log.truncate_to(to.offset):
                 logger.info("%s-%d forgets leader epoch %s: it wrote nothing in it that its leader has",
                             log.topic, log.partition, epoch)  # fmt: skip
@@ -436,6 +443,13 @@ class LeaderFetcher:
             self._resume(key, followed)
         else:
             self._delay(key, followed)
+
+    def _truncated(self, key: Key, followed: Followed, refusal: KafkaError | None) -> None:
+        followed.cutting = None
+        if refusal is None:
+            self._resume(key, followed)
+        else:
+            self.refused(*key, followed.epoch, refusal)
 
     def _report(self, followed: Followed, text: str, level: int = logging.WARNING) -> None:
         """Log a line about a partition, unless it is the same as the last one."""

@@ -3,6 +3,7 @@
     flush     fsyncs that acks wait for
     work      checkpoints, log starts, files created ahead, groups that are loaded
     delete    files of deleted segments and partitions, one after the other
+    cut       truncations of followers, one after the other
     login     what takes long in a login; there are none without a SASL listener
     move      copies of replicas that move between log directories; there are none with a single directory
 
@@ -21,7 +22,7 @@ from kafkad.config.broker import BrokerConfig
 
 Job = tuple[Callable[[], Any], Callable[[BaseException | None], Any]]
 
-LANES: Mapping[str, int] = {"flush": 2, "work": 2, "delete": 1}
+LANES: Mapping[str, int] = {"flush": 2, "work": 2, "delete": 1, "cut": 1}
 LOGIN: Mapping[str, int] = {"login": 2}
 MOVE: Mapping[str, int] = {"move": 1}
 

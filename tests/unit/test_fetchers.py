@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafkad._native.serving.followed import DELAYED, FAILED
+from kafkad._native.serving.followed import DELAYED, FAILED, TRUNCATING
 from kafkad.protocol import errors
 from kafkad.protocol.errors import KafkaError
 from kafkad.replication.fetchers import EARLY_MS, FetcherId, Followed, LeaderFetcher
+from tests.unit.log_world import LogWorld
 
 TOPIC_ID, EPOCH, BACKOFF_MS = b"t" * 16, 5, 1_000
 
@@ -18,6 +19,9 @@ class Native:
 
     def stop(self, topic_id, index, state):
         self.states.append(state)
+
+    def remove(self, topic_id, index):
+        self.states.append("removed")
 
     def resume(self, topic_id, index):
         self.states.append("resumed")
@@ -79,3 +83,24 @@ def test_a_partition_whose_log_waits_for_room_to_be_truncated_goes_on_after_that
     log.ended = True  # its disk is broken
     fetcher.refused(TOPIC_ID, 0, EPOCH, KafkaError(errors.KAFKA_STORAGE_ERROR, "input/output error"))
     assert fetcher.native.states[3:] == [FAILED]
+
+
+@pytest.mark.parametrize("then", ["done", "removed", "refused"])
+def test_a_partition_waits_for_its_truncation_and_the_loop_does_not(tmp_path, then):
+    """A copy of 277 MB held up the loop, and all other partitions, for 3.2 s."""
+    world = LogWorld(tmp_path)
+    for _ in range(10):
+        world.append()
+    world.log.follow(EPOCH, 2)
+    fetcher, delays = fetcher_of(world.log)
+    fetcher.diverged(TOPIC_ID, 0, EPOCH, 0, 4)
+    world.scheduler.run()
+    assert (fetcher.native.states, world.log.end_offset) == ([TRUNCATING], 10)
+    if then == "removed":  # it is led now, or followed from another leader
+        fetcher.remove((TOPIC_ID, 0))
+    elif then == "refused":
+        world.scheduler.work(fail=OSError(28, "no space left on device"))
+    world.scheduler.settle()
+    expected = {"done": ("resumed", 4), "removed": ("removed", 10), "refused": (DELAYED, 10)}[then]
+    assert (fetcher.native.states[1:], world.log.end_offset) == ([expected[0]], expected[1])
+    assert delays == ([BACKOFF_MS] if then == "refused" else [])

@@ -379,14 +379,18 @@ def test_a_log_that_loses_everything_always_has_a_segment(tmp_path, monkeypatch,
     world.log.apply_retention(world.now_ms)
     world.scheduler.settle()
     assert len(world.log.segments) > 1
-    removed, unlink = [], os.unlink
+    removed = []
 
-    def counted(path, **where):
-        unlink(path, **where)
-        removed.append(path)
-        assert list(world.directory.glob("*.log")), f"after {path}"
+    def counted(call):
+        def remove(path, *arguments, **where):
+            call(path, *arguments, **where)
+            removed.append(path)
+            assert list(world.directory.glob("*.log")), f"after {path}"
 
-    monkeypatch.setattr(os, "unlink", counted)
+        return remove
+
+    monkeypatch.setattr(os, "unlink", counted(os.unlink))
+    monkeypatch.setattr(os, "replace", counted(os.replace))
     world.log.truncate_fully_and_start_at(offset)
     assert removed and [path.name for path in world.directory.glob("*.log")] == [f"{offset:020d}.log"]
     assert world.append(count=2) == offset

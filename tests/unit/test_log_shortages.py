@@ -12,7 +12,7 @@ import pytest
 
 from kafkad._native.log.fileio import fail_writes
 from kafkad._native.shared.watermarks import FOLLOWER
-from kafkad.log import leader_epochs, log, recovery, rolling, segment_deletion, shortages
+from kafkad.log import cutting, leader_epochs, log, recovery, rolling, segment_deletion, shortages
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError
 from kafkad.protocol.records import build_batch, end_marker
 from kafkad.server.log_upkeep import apply_retention
@@ -364,8 +364,10 @@ def test_a_truncation_that_fails_half_way_stops_the_log_until_there_is_room(tmp_
     world.log.on_short = lambda log, error: told.append(error.errno)
     world.append(count=3)
     world.log.follow(1, 2)
-    monkeypatch.setattr(recovery, "create_segment_files" if fully else "remove_segment_files", full)
-    monkeypatch.setattr(log.truncation, "scan_segment", full)
+    if fully:
+        monkeypatch.setattr(recovery, "create_segment_files", full)
+    else:
+        monkeypatch.setattr(cutting.Prepared, "install", full)
     with pytest.raises(KafkaError):
         if fully:
             world.log.truncate_fully_and_start_at(7)
@@ -413,16 +415,16 @@ def test_a_truncation_between_segments_goes_on_where_it_stopped(tmp_path, monkey
     world.log.follow(1, 2)
     bases = [base for base, _ in world.log.segments]
     assert len(bases) > 3
-    remove = recovery.remove_segment_files
+    remove = log.truncation._remove
     removed = []
 
-    def some(directory, base):
+    def some(its_log, base):
         if removed:
             full()
         removed.append(base)
-        remove(directory, base)
+        remove(its_log, base)
 
-    monkeypatch.setattr(recovery, "remove_segment_files", some)
+    monkeypatch.setattr(log.truncation, "_remove", some)
     with pytest.raises(KafkaError):
         world.log.truncate_to(2)
     assert removed == bases[-1:]
@@ -444,7 +446,7 @@ def test_a_flush_that_ends_while_a_truncation_waits_for_room_does_not_count(tmp_
     world.log.request_flush()
     world.scheduler.run()
     world.log.follow(1, 2)
-    monkeypatch.setattr(log.truncation, "scan_segment", full)
+    monkeypatch.setattr(cutting.Prepared, "install", full)
     with pytest.raises(KafkaError):
         world.log.truncate_to(3)
     assert world.scheduler.work() == 1
@@ -460,7 +462,7 @@ def test_a_flush_that_ends_while_a_truncation_waits_for_room_does_not_count(tmp_
 def test_a_log_that_waits_for_room_can_be_closed_deleted_and_lost(tmp_path, monkeypatch, then):
     world = LogWorld(tmp_path)
     world.append(count=3)
-    monkeypatch.setattr(log.truncation, "scan_segment", full)
+    monkeypatch.setattr(cutting.Prepared, "install", full)
     with pytest.raises(KafkaError):
         world.log.truncate_to(1)
     if then == "close":
@@ -475,7 +477,7 @@ def test_a_log_that_waits_for_room_can_be_closed_deleted_and_lost(tmp_path, monk
         def broken(*_, **__):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        monkeypatch.setattr(log.truncation, "scan_segment", broken)
+        monkeypatch.setattr(cutting.Prepared, "install", broken)
         world.scheduler.run(100)
         assert offline == [errno.EIO]
     monkeypatch.undo()

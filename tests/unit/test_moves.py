@@ -8,7 +8,7 @@ import pytest
 from steps import finish
 
 from kafkad.api.log_dirs import alter_replica_log_dirs
-from kafkad.log import truncation
+from kafkad.log import cutting
 from kafkad.log.checkpoints import CLEANER_OFFSETS, HIGH_WATERMARKS, LOG_START_OFFSETS, read_offsets
 from kafkad.log.moves import Stage
 from kafkad.metadata.features import DIRECTORY_ASSIGNMENT
@@ -141,7 +141,7 @@ def test_a_move_goes_on_when_its_log_serves_again(world, monkeypatch, another_fa
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(truncation, "scan_segment", full)
+    monkeypatch.setattr(cutting.Prepared, "install", full)
     with pytest.raises(KafkaError):
         world.log.truncate_to(5)
     other = world.create("u")

@@ -312,6 +312,12 @@ cdef class ProducerTable:
     def clear(self) -> None:
         producers_clear(&self.map)
 
+    def take(self, ProducerTable other not None) -> None:
+        """Have the producers of `other`, which has ours afterwards."""
+        cdef ProducerMap swap = self.map
+        self.map = other.map
+        other.map = swap
+
     def remove_expired(self, int64_t now_ms, int64_t expiration_ms) -> int:
         """Forget producers without an open transaction whose last record is that old. Return how many."""
         cdef ProducerTable kept = ProducerTable()

@@ -34,6 +34,8 @@ def scan_segment(
     index_interval: int = 4096,
     write_indexes: bool = True,
     below: int = -1,
+    size: int = -1,
+    index_suffix: str = "",
 ) -> SegmentScan: ...
 def replay_producers(
     path: str, producers: ProducerTable, start_offset: int, end_offset: int, position: int = 0

@@ -102,13 +102,13 @@ def leave_group(services: Services, context: RequestContext, request: Any) -> Ge
             if number % AT_ONCE == 0:
                 yield
 
-    def start(reply: Callable[[Any], None]) -> None:
+    def start(reply: Callable[[Any], None]) -> Generator[None, None, None]:
         def left(outcome: tuple[int, list[int]]) -> None:
             reply(_left(context.version, identities, *outcome))
 
-        services.groups.leave(request.group_id, identities, left)
+        return services.groups.leave_steps(request.group_id, identities, left)
 
-    return response_of(start)
+    return (yield from response_of_steps(start))
 
 
 def _left(

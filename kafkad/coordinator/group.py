@@ -22,12 +22,13 @@ for an assignment gets UNKNOWN_MEMBER_ID. KIP-134 (initial delay), KIP-345 (stat
 ids), KIP-559 (protocol check)."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
 from kafkad.coordinator.deadline import Deadline, Handle
-from kafkad.coordinator.member import Member, Reply
+from kafkad.coordinator.member import Member, Reply, first_in_java
 from kafkad.protocol import codec, errors, messages, strings
 from kafkad.protocol.errors import Malformed
 
@@ -40,6 +41,8 @@ NO_LEADER = ""
 # A new member cannot heartbeat yet, and its client may be gone while its join is parked.
 NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
 POSTPONED_MS_MIN = 1_000  # between two looks whether anybody has joined; a rebalance timeout may be 1 ms
+LEAVE_AT_ONCE = 50  # each answers what the member waits for: 1 ms
+NAMED_MAX = 5  # members in a line of the log
 PROTOCOLS_MAX = 1_000  # of a member: each is compared with those of the others
 
 REQUIRES_MEMBER_ID_FROM = 4  # JoinGroup: KIP-394
@@ -122,7 +125,7 @@ class ClassicGroup:
         self.protocol_type = protocol_type
         self.protocol_name = protocol_name
         self.leader = leader
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, Member] = OrderedDict()  # its first one is found at once, whoever left
         self.static_members: dict[str, str] = {}  # instance id -> member id
         self.pending_join: set[str] = set()  # members that got their id (KIP-394) and must join again
         self.pending_sync: set[str] = set()
@@ -476,19 +479,30 @@ class ClassicGroup:
             self._extend_session(self.members[member_id])
         return HEARTBEAT_ANSWERS[self.state]
 
-    def leave(self, identities: Sequence[tuple[str, str | None]]) -> list[int]:
-        """Remove (member id, instance id) pairs from the group. Return an error code for each.
+    def leave_steps(self, identities: Sequence[tuple[str, str | None]]) -> Generator[None, None, list[int]]:
+        """Remove (member id, instance id) pairs from the group, some in each step, after which the rest of
+        the group goes on. Return an error code for each; fewer, if the group is dropped meanwhile.
 
         An administrator removes a static member by its instance id only."""
-        codes = [self._leave_one(member_id, instance_id) for member_id, instance_id in identities]
-        if errors.NONE in codes:
+        codes: list[int] = []
+        left: list[str] = []
+        while len(codes) < len(identities) and not self._host.closed:
+            if codes:
+                yield
+            before = len(left)
+            for member_id, instance_id in identities[len(codes) : len(codes) + LEAVE_AT_ONCE]:
+                codes.append(self._leave_one(member_id, instance_id, left))
+            if len(left) == before:
+                continue
             if self.state in (State.STABLE, State.COMPLETING_REBALANCE):
                 self._prepare_or_complete("members left")
             elif self.state is State.PREPARING_REBALANCE:
                 self._maybe_complete_join()
+        if left:
+            logger.info("group %s: left: %s", self.group_id, _some(left))
         return codes
 
-    def _leave_one(self, member_id: str, instance_id: str | None) -> int:
+    def _leave_one(self, member_id: str, instance_id: str | None, left: list[str]) -> int:
         if member_id == NO_MEMBER:
             known = None if instance_id is None else self.static_members.get(instance_id)
             if known is None:
@@ -498,7 +512,7 @@ class ClassicGroup:
             code = self.check_member(member_id, instance_id)
             if code:
                 return code
-        logger.info("group %s: member %s left", self.group_id, member_id)
+        left.append(member_id)
         self.remove(member_id)
         return errors.NONE
 
@@ -553,7 +567,7 @@ class ClassicGroup:
         for member_id in late:
             self.remove(member_id)
         if late:
-            logger.info("group %s: members that did not join again are out: %s", self.group_id, late)
+            logger.info("group %s: members that did not join again are out: %s", self.group_id, _some(late))
 
         if self.members and not self._elect_joined_leader():
             logger.warning("group %s: nobody joined in time, waiting for sessions to end", self.group_id)
@@ -635,7 +649,7 @@ class ClassicGroup:
         late = sorted(self.pending_sync)
         for member_id in late:
             self.remove(member_id)
-        self._prepare_rebalance(f"no SyncGroup came from {late}")
+        self._prepare_rebalance(f"no SyncGroup came from {_some(late)}")
 
     # -- membership
 
@@ -855,6 +869,12 @@ def _reason(request: Any) -> str:
     return request.reason or "no reason given"
 
 
+def _some(member_ids: Sequence[str]) -> str:
+    """Return the first ids, and how many more there are."""
+    more = len(member_ids) - NAMED_MAX
+    return ", ".join(member_ids[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
 def join_error(code: int, member_id: str) -> Any:
     return messages.JoinGroupResponse(
         error_code=code,
@@ -864,20 +884,3 @@ def join_error(code: int, member_id: str) -> Any:
         leader=NO_LEADER,
         member_id=member_id,
     )
-
-
-def first_in_java(names: list[str], size: int) -> str:
-    """Return the first name in a Java HashMap of `size` names, with which Kafka breaks a tie of votes
-    (ClassicGroup.selectProtocol)."""
-    buckets = 16
-    while size > buckets * 3 // 4:
-        buckets *= 2
-
-    def bucket(name: str) -> int:
-        units = name.encode("utf-16-be", "surrogatepass")
-        hashed = 0
-        for high, low in zip(units[::2], units[1::2], strict=True):
-            hashed = (hashed * 31 + (high << 8 | low)) & 0xFFFFFFFF
-        return (hashed ^ hashed >> 16) & (buckets - 1)
-
-    return min(names, key=bucket)

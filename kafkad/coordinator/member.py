@@ -1,4 +1,4 @@
-"""A member of a classic group, and its two requests that may be parked."""
+"""A member of a classic group, its two requests that may be parked, and how votes of members are counted."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -69,3 +69,20 @@ class Member:
         """Return whether the member waits for an answer, and so is alive. This does not hold for a new
         member, whose client may be gone."""
         return not self.is_new and (self.join_reply is not None or self.sync_reply is not None)
+
+
+def first_in_java(names: list[str], size: int) -> str:
+    """Return the first name in a Java HashMap of `size` names, with which Kafka breaks a tie of votes
+    (ClassicGroup.selectProtocol)."""
+    buckets = 16
+    while size > buckets * 3 // 4:
+        buckets *= 2
+
+    def bucket(name: str) -> int:
+        units = name.encode("utf-16-be", "surrogatepass")
+        hashed = 0
+        for high, low in zip(units[::2], units[1::2], strict=True):
+            hashed = (hashed * 31 + (high << 8 | low)) & 0xFFFFFFFF
+        return (hashed ^ hashed >> 16) & (buckets - 1)
+
+    return min(names, key=bucket)

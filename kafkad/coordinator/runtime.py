@@ -244,13 +244,20 @@ class GroupCoordinator:
         return group.heartbeat(member_id, instance_id, generation)
 
     def leave(self, group_id: str, identities: Sequence[tuple[str, str | None]], reply: Reply) -> None:
-        """identities: (member id, instance id) pairs. reply((top error code, [error code of each]))."""
+        """Run all of `leave_steps` now."""
+        at_once(self.leave_steps(group_id, identities, reply))
+
+    def leave_steps(
+        self, group_id: str, identities: Sequence[tuple[str, str | None]], reply: Reply
+    ) -> Generator[None, None, None]:
+        """identities: (member id, instance id) pairs. reply((top error code, [error code of each])). In
+        steps."""
         try:
             shard = self._shard(group_id, named=True)
         except KafkaError as refused:
             reply((refused.code, []))
             return
-        shard.leave(group_id, identities, reply)
+        yield from shard.leave_steps(group_id, identities, reply)
 
     # -- administration
 

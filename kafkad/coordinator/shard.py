@@ -501,16 +501,20 @@ class Shard:
         else:
             group.sync(request, reply)
 
-    def leave(self, group_id: str, identities: Sequence[tuple[str, str | None]], reply: Reply) -> None:
-        """reply(top error code, [error code of each])."""
+    def leave_steps(
+        self, group_id: str, identities: Sequence[tuple[str, str | None]], reply: Reply
+    ) -> Generator[None, None, None]:
+        """reply(top error code, [error code of each]). In steps."""
         group = self.groups.get(group_id)
-        if group is None:
-            codes = [errors.UNKNOWN_MEMBER_ID] * len(identities)
-        elif group.state is State.DEAD:
+        codes = [errors.UNKNOWN_MEMBER_ID] * len(identities)
+        if group is not None and group.state is not State.DEAD:
+            codes = yield from group.leave_steps(identities)
+        if self.closed:
+            reply((errors.NOT_COORDINATOR, []))
+            return
+        if group is not None and group.state is State.DEAD:
             reply((errors.COORDINATOR_NOT_AVAILABLE, []))
             return
-        else:
-            codes = group.leave(identities)
         self.after_writes(lambda code: reply((code, [] if code else codes)))
 
     def delete_group(self, group_id: str, done: Done) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from coordinator_world import GROUP, World, play
 
-from kafkad.coordinator.group import first_in_java
+from kafkad.coordinator.member import first_in_java
 from kafkad.coordinator.runtime import at_once
 from kafkad.protocol import errors, messages
 

@@ -1,12 +1,12 @@
 """The committed offsets of one partition of `__consumer_offsets`. Only durable commits are here.
 
 An offset is stored when its record is durable, so a fetch never returns an offset that a crash could take
-back. The partition (runtime.py) knows the commits that are not durable yet, and checks them when it deletes.
+back. `OnTheirWay` has the keys of commits that are not durable yet; they count when something is deleted.
 
 Offsets that were committed in a transaction wait under their producer id until the transaction's marker. Of a
 transactional and a plain commit, the one with the later record in the log wins."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 from kafkad._native.wire.latest_records import LatestRecords
@@ -145,6 +145,32 @@ class Offsets:
             del keys[key]
             if not keys:
                 del self._unstable[key[0]]
+
+
+class OnTheirWay:
+    """The keys of the commits that are being written, by group. A key may be written several times."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[Key, int]] = {}
+
+    def add(self, changes: Sequence[tuple[Key, CommittedOffset | None]]) -> None:
+        for key, committed in changes:
+            if committed is not None:
+                counts = self._groups.setdefault(key[0], {})
+                counts[key] = counts.get(key, 0) + 1
+
+    def remove(self, changes: Sequence[tuple[Key, CommittedOffset | None]]) -> None:
+        for key, committed in changes:
+            if committed is not None:
+                counts = self._groups[key[0]]
+                counts[key] -= 1
+                if not counts[key]:
+                    del counts[key]
+                    if not counts:
+                        del self._groups[key[0]]
+
+    def of_group(self, group_id: str) -> Collection[Key]:
+        return self._groups.get(group_id, {}).keys()
 
 
 def is_expired(committed: CommittedOffset, base_ms: int | None, now_ms: int, retention_ms: int) -> bool:

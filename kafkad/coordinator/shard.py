@@ -14,7 +14,7 @@ callback could have needed."""
 
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kafkad.coordinator import records
@@ -22,7 +22,7 @@ from kafkad.coordinator.deadline import Deadline, Handle
 from kafkad.coordinator.group import ClassicGroup, State, join_error
 from kafkad.coordinator.loading import Replay
 from kafkad.coordinator.member import Member, Reply
-from kafkad.coordinator.offsets import Key, Offsets, is_expired
+from kafkad.coordinator.offsets import Key, Offsets, OnTheirWay, is_expired
 from kafkad.coordinator.records import (
     NEVER,
     NO_TOPIC_ID,
@@ -106,6 +106,7 @@ class Shard:
         self._unseen: set[ClassicGroup] = set()  # no record of them is durable
         self._leaving: dict[str, ClassicGroup] = {}  # their tombstones are not durable
         self.writes: deque[Write] = deque()
+        self._on_their_way = OnTheirWay()  # the commits of `writes`
         self.loading = True
         self.tail_open = False  # only what is committed is loaded, for reads; then it is loaded anew
         self.readable = False  # and that is done
@@ -173,6 +174,7 @@ class Shard:
             batch = build_batch(listed, producer_id=producer_id, producer_epoch=epoch, transactional=True)
         write = Write(changes, done, producer_id=producer_id, settled=settled)
         self.writes.append(write)
+        self._on_their_way.add(changes)
         try:
             self._coordinator.storage.append(
                 self.index, batch, lambda code, offset: self._appended(write, code, offset), admitted
@@ -180,6 +182,7 @@ class Shard:
         except Exception:
             if write in self.writes:  # otherwise all later answers would wait for its outcome
                 self.writes.remove(write)
+                self._on_their_way.remove(changes)
                 if settled is not None:
                     settled(errors.UNKNOWN_SERVER_ERROR)
             raise
@@ -217,7 +220,9 @@ class Shard:
         write.code = code
         write.base_offset = base_offset
         while self.writes and self.writes[0].code is not None:
-            self._finish(self.writes.popleft())
+            write = self.writes.popleft()
+            self._on_their_way.remove(write.changes)
+            self._finish(write)
         if self.writes and self.writes[0].is_late:
             self._finish_refused()
 
@@ -232,6 +237,7 @@ class Shard:
                 break
         for write in refused:
             self.writes.remove(write)
+            self._on_their_way.remove(write.changes)
         for write in refused:
             self._finish(write)
 
@@ -278,8 +284,8 @@ class Shard:
                 if committed is not None:
                     yield key, committed
 
-    def keys_on_their_way(self, group_id: str) -> set[Key]:
-        return {key for key, _ in self.commits_on_their_way() if key[0] == group_id}
+    def keys_on_their_way(self, group_id: str) -> Collection[Key]:
+        return self._on_their_way.of_group(group_id)
 
     def _append_tombstones(self, keys: Iterable[Key], done: Done | None = None) -> None:
         """Append tombstones in as many batches as necessary. Call `done` with the result of the last one."""
@@ -656,7 +662,6 @@ class Shard:
         if group is None or code:
             reply(messages.OffsetDeleteResponse(error_code=code))
             return
-        on_their_way = self.keys_on_their_way(group_id)
         response = messages.OffsetDeleteResponse()
         keys: dict[Key, None] = {}  # a request may name one again and again
         for topic in request.topics:
@@ -671,7 +676,7 @@ class Shard:
                 answer.partitions.append(
                     messages.OffsetDeleteResponse.Topics.Partitions(partition_index=key[2], error_code=code)
                 )
-                if not subscribed and (key in on_their_way or self.offsets.has(key)):
+                if not subscribed and (self.offsets.has(key) or key in self.keys_on_their_way(group_id)):
                     keys[key] = None
 
         while len(keys) > TOMBSTONES_MAX and not self.closed:
@@ -786,7 +791,7 @@ class Shard:
                 return [], False
         keys: list[Key] = []
         is_all = not self.offsets.has_transactions(group.group_id)
-        busy = self.keys_on_their_way(group.group_id) if self.writes else ()
+        busy = self.keys_on_their_way(group.group_id)
         is_all = is_all and not busy
         for topic, partitions in self.offsets.of_group(group.group_id).items():
             if group.is_subscribed_to(topic):

@@ -91,6 +91,23 @@ class Scene:
         self.coordinator.commit(request, 8, outcome.append)
         assert outcome[0].topics[0].partitions[0].error_code == errors.NONE
 
+    def commit_held(self, groups):
+        """Commits that are not durable before `refuse`."""
+        self.world.storage.held = []
+        Topics = messages.OffsetCommitRequest.Topics
+        for group in groups:
+            partition = Topics.Partitions(partition_index=0, committed_offset=5)
+            request = messages.OffsetCommitRequest(
+                group_id=group, topics=[Topics(name="t", partitions=[partition])]
+            )
+            self.coordinator.commit(request, 8, lambda _: None)
+
+    def refuse(self):
+        held, self.world.storage.held = self.world.storage.held, None
+        for _, _, callback in held:
+            callback(errors.NOT_LEADER_OR_FOLLOWER, -1)
+            self.calls.mark()
+
     def join(self, group, members):
         """A group of dynamic members that have joined and are synced."""
         answers = {}
@@ -279,10 +296,51 @@ def expiry(scene, n):
     return act
 
 
+def refusal_of_first_commits(scene, n):
+    scene.commit_held(named(n))
+
+    def act():
+        scene.refuse()
+        assert not scene.coordinator.shards[0].groups
+
+    return act
+
+
+def deletion_behind_commits(scene, n):
+    list_groups(scene, n)
+    scene.commit_held([f"h{number}" for number in range(n * 5)])
+
+    def act():
+        for name in named(n):
+            scene.coordinator.delete_group(name, lambda _: None)
+            scene.calls.mark()
+
+    return act
+
+
+def expiry_behind_commits(scene, n):
+    list_groups(scene, n)
+    scene.commit_held([f"h{number}" for number in range(n * 5)])
+    return lambda: scene.coordinator.shards[0].expire() or scene.settle()
+
+
+def leaving(scene, n):
+    answers = scene.join("g", n)
+    Members = messages.LeaveGroupRequest.Members
+    members = [Members(member_id=answer.member_id) for answer in answers.values()]
+
+    def act():
+        scene.handle(groups.leave_group, 5, messages.LeaveGroupRequest(group_id="g", members=members))
+        assert scene.coordinator.shards[0].groups["g"].is_empty
+
+    return act
+
+
 LINEAR = [
     load, unload, list_groups, describe_groups, describe_members, delete_groups, find_coordinator,
     fetch_of_groups, fetch_of_partitions, commit_of_partitions, rebalance, deletion_of_topics,
-    deletion_of_a_topic_of_many_groups, expiry,
+    deletion_of_a_topic_of_many_groups, expiry, refusal_of_first_commits, deletion_behind_commits,
+    expiry_behind_commits, leaving,
 ]  # fmt: skip
 CONSTANT = [commit_beside_groups, heartbeat_beside_members, deletion_of_a_topic_beside_groups]
 AT_ONCE = [commit_of_partitions, rebalance, describe_members]  # in one piece; bounded by max.message.bytes

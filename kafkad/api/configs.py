@@ -17,7 +17,7 @@ Not yet: authorization; policies (alter.config.policy.class.name is a Java class
 import asyncio
 import inspect
 import re
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
 from typing import Any, Final, NamedTuple
 
 from kafkad.api.context import RequestContext, Services
@@ -109,12 +109,14 @@ def described(image: MetadataImage, config: BrokerConfig, context: RequestContex
     """Describe resources. Topics with equal values of their own (most have none) share their entries; so does
     a resource that is named repeatedly."""
     shared: dict[Any, list[Any]] = {}
-    results = []
+    results: list[Any] = []
     for asked in request.resources:
         entries: list[Any] = []
         code, message = NONE, None
         kind, name, only = asked.resource_type, asked.resource_name, asked.configuration_keys
-        keys = None if only is None else tuple(only)
+        wanted = yield from wide.set_of(only or ())
+        are_many = len(wanted) > wide.AT_ONCE  # then nothing is shared
+        keys = len(results) if are_many else frozenset(wanted)
         alike: Any = (kind, name, keys)
         if kind == TOPIC and name in image.topics:
             alike = (kind, frozenset(image.configs.get((kind, name), {}).items()), keys)
@@ -122,7 +124,7 @@ def described(image: MetadataImage, config: BrokerConfig, context: RequestContex
             entries = shared[alike]
         else:
             try:
-                entries = describe(image, config, kind, name, only)
+                entries = describe(image, config, kind, name, wanted)
             except KafkaError as error:
                 code, message = error.code, error.message
             if not request.include_synonyms:
@@ -146,15 +148,16 @@ def described(image: MetadataImage, config: BrokerConfig, context: RequestContex
             )
         )
         yield
+        yield from wide.empty(wanted)
     yield from wide.empty(shared)
     return messages.DescribeConfigsResponse(results=results)
 
 
 def describe(
-    image: MetadataImage, config: BrokerConfig, kind: int, name: str, only: Collection[str] | None = None
+    image: MetadataImage, config: BrokerConfig, kind: int, name: str, only: Set[str] = frozenset()
 ) -> list[Any]:
     """Return the entries of one resource, all of them or `only` those. Raises KafkaError."""
-    wanted: Callable[[str], bool] = (lambda key: True) if not only else set(only).__contains__
+    wanted: Callable[[str], bool] = only.__contains__ if only else lambda key: True
     own = image.configs.get((kind, name), {})
     if kind == TOPIC:
         if (reason := invalid_name(name)) is not None:
@@ -303,8 +306,11 @@ def alter_configs(services: Services, context: RequestContext, request: Any) -> 
         is_controller=services.is_controller,
     )
     wanted = {}
+    brokers = []
     for place, (kind, name, operations) in enumerate(resources):
         if place not in errors:
+            if kind == BROKER:
+                brokers.append(place)
             wanted[kind, name] = {operation.key: operation.value for operation in operations}
         yield
     response = messages.AlterConfigsResponse()
@@ -313,7 +319,7 @@ def alter_configs(services: Services, context: RequestContext, request: Any) -> 
     def write() -> Any:
         return services.controller.alter_configs(wanted, request.validate_only, context)
 
-    return _written(write, wanted, resources, errors, response)
+    return _written(write, wanted, resources, errors, brokers, response)
 
 
 def incremental_alter_configs(services: Services, context: RequestContext, request: Any) -> Steps:
@@ -333,10 +339,13 @@ def incremental_alter_configs(services: Services, context: RequestContext, reque
         is_controller=services.is_controller,
     )
     changes = {}
+    brokers = []
     for place, (kind, name, operations) in enumerate(resources):
         yield
         if place in errors:
             continue
+        if kind == BROKER:
+            brokers.append(place)
         if kind != BROKER_LOGGER:
             changes[kind, name] = {
                 operation.key: (operation.kind, operation.value) for operation in operations
@@ -353,23 +362,23 @@ def incremental_alter_configs(services: Services, context: RequestContext, reque
     def write() -> Any:
         return services.controller.incremental_alter_configs(changes, request.validate_only, context)
 
-    return _written(write, changes, resources, errors, response)
+    return _written(write, changes, resources, errors, brokers, response)
 
 
-async def refuse_unknown_hosts(resources: list[Resource], errors: dict[int, KafkaError]) -> None:
-    """Add to `errors` the resources that limit the connections of a host without an address, because
-    committed values must be valid. (Kafka commits the value, and logs an error when it applies it.) The
-    look-up runs in a thread."""
-    for place, resource in enumerate(resources):
-        if place in errors or resource.kind != BROKER:
-            continue
-        for key, kind, value in resource.operations:
+async def unknown_hosts(resources: list[Resource], places: Iterable[int]) -> dict[int, KafkaError]:
+    """Return the errors of brokers, at these places, that limit the connections of a host without an address,
+    because committed values must be valid. (Kafka commits the value, and logs an error when it applies it.)
+    The look-up runs in a thread."""
+    errors: dict[int, KafkaError] = {}
+    for place in places:
+        for key, kind, value in resources[place].operations:
             if key != HOST_LIMITS or kind != SET or value is None:
                 continue
             for host in parse_host_limits(key, value):
                 if not is_address(host) and (reason := await _lookup_trouble(host)):
                     wrong = f"Invalid value {value} for configuration {key}: host {host} has no address"
                     errors.setdefault(place, KafkaError(INVALID_CONFIG, f"{wrong}: {reason}"))
+    return errors
 
 
 async def _lookup_trouble(host: str) -> str | None:
@@ -387,15 +396,15 @@ async def _written(
     changes: dict[Any, Any],
     resources: list[Resource],
     errors: dict[int, KafkaError],
+    brokers: list[int],
     response: Any,
 ) -> Any:
     """Let the controller check and write `changes`. `response` has the answers for `resources` in their
-    order, with the `errors` found so far; further ones are added. Return it, or steps that do."""
-    unknown = dict(errors)
-    await refuse_unknown_hosts(resources, unknown)
-    for place in unknown.keys() - errors.keys():
+    order, with the `errors` found so far; further ones are added. `brokers`: the places of brokers without an
+    error. Return the response, or steps that do."""
+    for place, unknown in (await unknown_hosts(resources, brokers)).items():
         del changes[resources[place].kind, resources[place].name]
-        _refuse(response.responses[place], unknown[place])
+        _refuse(response.responses[place], unknown)
     outcome: dict[Any, KafkaError | None] = {}
     if changes:
         try:
@@ -405,7 +414,7 @@ async def _written(
             outcome = written
         except KafkaError as error:  # nothing was written, or it is not on disk
             outcome = dict.fromkeys(changes, error)
-    return _refused_of(response, outcome, (changes, resources, errors, unknown))
+    return _refused_of(response, outcome, (changes, resources, errors))
 
 
 def _refused_of(
@@ -454,7 +463,8 @@ def invalid_resources(
     """Return the errors in a request before the controller sees it, by the place of the resource.
     `replacing`: an AlterConfigs, whose values replace all existing ones; it cannot set log levels. `tls`
     (TlsListeners) checks new certificates. A controller leaves checking broker values to the brokers."""
-    errors = {}
+    errors: dict[int, KafkaError] = {}
+    alike: dict[tuple[int, str | None], KafkaError] = {}  # the collector looks at each exception
     counts = yield from wide.count((resource.kind, resource.name) for resource in resources)
     for place, resource in enumerate(resources):
         yield
@@ -475,8 +485,9 @@ def invalid_resources(
             elif resource.kind not in (TOPIC, GROUP):
                 raise KafkaError(INVALID_REQUEST, f"Unknown resource type {resource.kind}")
         except KafkaError as error:
-            errors[place] = error.with_traceback(None)  # it would keep its frames alive
-    yield from wide.empty(counts)
+            known = alike.setdefault((error.code, error.message), error)
+            errors[place] = known.with_traceback(None)  # it would keep its frames alive
+    yield from wide.empty(counts, alike)
     return errors
 
 

@@ -9,7 +9,6 @@ out. A missing topic is created if the request and auto.create.topics.enable all
 authorizer, `permitted` answers all clients except super users (server/guard).
 """
 
-import heapq
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from typing import Any
@@ -469,10 +468,8 @@ def describe_topic_partitions(services: Services, context: RequestContext, reque
     response = cls()
     limit = services.config.max_request_partition_size_limit
     remaining = max(min(limit, request.response_partition_limit), 1)
-    waiting = [name for name in names if cursor is None or name >= cursor.topic_name]
-    heapq.heapify(waiting)  # sorting all of them takes longer, if the page is small
-    while waiting:
-        name = heapq.heappop(waiting)
+    rest = (name for name in names if cursor is None or name >= cursor.topic_name)
+    for name in (yield from wide.in_order(rest)):
         yield
         if remaining == 0:
             response.next_cursor = cls.NextCursor(topic_name=name, partition_index=0)

@@ -24,6 +24,14 @@ def test_a_set_is_made_in_steps():
     assert finish(wide.set_of(())) == (set(), 0)
 
 
+def test_elements_are_given_in_their_order():
+    asked = [str(number * 7 % MANY) for number in range(MANY)]
+    found, steps = finish(wide.in_order(iter(asked)))
+    assert list(found) == sorted(asked)
+    assert steps == 3
+    assert list(finish(wide.in_order(()))[0]) == []
+
+
 def test_elements_are_counted_in_the_order_of_the_request():
     asked = [str(number % 7) for number in reversed(range(MANY))]
     found, steps = finish(wide.count(asked))

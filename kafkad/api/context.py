@@ -39,6 +39,9 @@ class Client(Protocol):
     client_software_name: str | None  # from ApiVersions
     client_software_version: str | None
 
+    @property
+    def hung_up(self) -> bool: ...  # it has closed its side
+
 
 @dataclass(slots=True, frozen=True)
 class RequestContext:
@@ -53,6 +56,11 @@ class RequestContext:
     connection: Client | None  # None: the request came in an Envelope
     principal: str = ANONYMOUS
     by_token: bool = False  # the client authenticated with a delegation token
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has closed its connection already, so it does not live by this request."""
+        return self.connection is not None and self.connection.hung_up
 
 
 class Images(Protocol):

@@ -10,7 +10,9 @@ ListGroups (key 16), v0-5.   v3 flexible. v4 by state. v5 by type.
 DeleteGroups (key 42), v0-2.   v2 flexible.
 
 A JoinGroup may be held for minutes: its answer is a future, and only its own connection waits. When a
-connection closes, its member stays until the session ends, as in Kafka. Not yet: consumer (KIP-848), share
+connection closes, its member stays until the session ends, as in Kafka. After a halt of the broker (SIGSTOP,
+a suspended machine) there are requests of clients that have closed their connection meanwhile, and joined
+under other ids: they begin no session. Not yet: consumer (KIP-848), share
 and streams groups; authorization."""
 
 import asyncio
@@ -19,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from kafkad.api.context import RequestContext, Services
+from kafkad.coordinator.group import join_error
 from kafkad.protocol import errors, messages, wide
 
 # AclOperation codes of a group: read, delete, describe, describe configs, alter configs
@@ -67,6 +70,9 @@ def response_of_steps(
 
 
 def join_group(services: Services, context: RequestContext, request: Any) -> Any:
+    if context.has_left:  # a new member would hold the others up, until its session ends
+        return join_error(errors.COORDINATOR_NOT_AVAILABLE, request.member_id)
+
     def start(reply: Callable[[Any], None]) -> None:
         def joined(response: Any) -> None:
             if context.version < 7:
@@ -87,7 +93,11 @@ def sync_group(services: Services, context: RequestContext, request: Any) -> Any
 
 def heartbeat(services: Services, context: RequestContext, request: Any) -> Any:
     code = services.groups.heartbeat(
-        request.group_id, request.member_id, request.group_instance_id, request.generation_id
+        request.group_id,
+        request.member_id,
+        request.group_instance_id,
+        request.generation_id,
+        lives=not context.has_left,
     )
     return messages.HeartbeatResponse(error_code=code)
 

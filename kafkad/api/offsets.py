@@ -61,7 +61,7 @@ def _commit(services: Services, context: RequestContext, request: Any) -> Steps:
         def committed(response: Any) -> None:
             reply(_with_refused(response, refused) if refused else response)
 
-        return services.groups.commit_steps(request, context.version, committed)
+        return services.groups.commit_steps(request, context.version, committed, lives=not context.has_left)
 
     return (yield from response_of_steps(start))
 

@@ -467,7 +467,9 @@ class ClassicGroup:
 
     # -- Heartbeat, LeaveGroup
 
-    def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> int:
+    def heartbeat(
+        self, member_id: str, instance_id: str | None, generation: int, *, lives: bool = True
+    ) -> int:
         if self.state is State.DEAD:
             return errors.COORDINATOR_NOT_AVAILABLE
         code = self.check_member(member_id, instance_id)
@@ -475,7 +477,7 @@ class ClassicGroup:
             return code
         if generation != self.generation:
             return errors.ILLEGAL_GENERATION
-        if self.state is not State.EMPTY:
+        if self.state is not State.EMPTY and lives:
             self._extend_session(self.members[member_id])
         return HEARTBEAT_ANSWERS[self.state]
 

@@ -232,16 +232,18 @@ class GroupCoordinator:
             return
         shard.sync(request, reply)
 
-    def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> int:
-        """Return an error code. While groups are loading, every heartbeat succeeds, because its member is
-        unknown yet."""
+    def heartbeat(
+        self, group_id: str, member_id: str, instance_id: str | None, generation: int, *, lives: bool = True
+    ) -> int:
+        """Return an error code. `lives`: the client has not left since. While groups are loading, every
+        heartbeat succeeds, because its member is unknown yet."""
         try:
             group = self._shard(group_id, named=True).groups.get(group_id)
         except KafkaError as refused:
             return errors.NONE if refused.code == errors.COORDINATOR_LOAD_IN_PROGRESS else refused.code
         if group is None:
             return errors.UNKNOWN_MEMBER_ID
-        return group.heartbeat(member_id, instance_id, generation)
+        return group.heartbeat(member_id, instance_id, generation, lives=lives)
 
     def leave(self, group_id: str, identities: Sequence[tuple[str, str | None]], reply: Reply) -> None:
         """Run all of `leave_steps` now."""
@@ -324,7 +326,9 @@ class GroupCoordinator:
         """Run all of `commit_steps` now."""
         at_once(self.commit_steps(request, version, reply))
 
-    def commit_steps(self, request: Any, version: int, reply: Reply) -> Generator[None, None, None]:
+    def commit_steps(
+        self, request: Any, version: int, reply: Reply, *, lives: bool = True
+    ) -> Generator[None, None, None]:
         """reply(OffsetCommitResponse). Topics carry their name and, if there is one, their id, in every
         version."""
         try:
@@ -332,7 +336,7 @@ class GroupCoordinator:
         except KafkaError as refused:
             reply((yield from commit_error(request, refused.code)))
             return
-        yield from shard.commit_steps(request, version, reply)
+        yield from shard.commit_steps(request, version, reply, lives=lives)
 
     def commit_in_transaction(
         self, request: Any, version: int, gate: Gate, reply: Reply, *, verifies: bool = True

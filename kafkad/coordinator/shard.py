@@ -534,7 +534,9 @@ class Shard:
 
     # -- offsets
 
-    def commit_steps(self, request: Any, version: int, reply: Reply) -> Generator[None, None, None]:
+    def commit_steps(
+        self, request: Any, version: int, reply: Reply, *, lives: bool
+    ) -> Generator[None, None, None]:
         """Commit in steps. The group may change between two steps, so the member is checked again at the
         end."""
         group_id = request.group_id
@@ -587,9 +589,8 @@ class Shard:
             return
         settled: Done | None = None
         if entries:
-            group, settled = self.to_commit(group_id)
-            group.touch(request.member_id)
-        elif group_id in self.groups:
+            _, settled = self.to_commit(group_id)
+        if lives and group_id in self.groups:
             self.groups[group_id].touch(request.member_id)
 
         def committed_or_not(code: int) -> None:

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 FORWARD = 1  # kind of message between peers
 CONTROLLER = 0  # the worker that has it
-LENGTHS = struct.Struct("<6I")  # the name of a client's software has any length
+LENGTHS = struct.Struct("<7I")  # the name of a client's software has any length
 
 PATIENCE_S = 5.0  # how long to wait for the controller's worker, or for one of all, to come back
 TIMEOUT_S = 30.0  # for an answer: as long as clients wait by default
@@ -121,13 +121,21 @@ class RemoteClient:
         "by_token",
         "client_software_name",
         "client_software_version",
+        "hung_up",
         "listener",
         "peer_host",
         "principal",
     )
 
     def __init__(
-        self, host: str, listener: str, principal: str, name: str, version: str, token: str = ""
+        self,
+        host: str,
+        listener: str,
+        principal: str,
+        name: str,
+        version: str,
+        token: str = "",
+        hung_up: str = "",
     ) -> None:
         self.peer_host = host
         self.listener = listener
@@ -135,6 +143,7 @@ class RemoteClient:
         self.client_software_name = name or None
         self.client_software_version = version or None
         self.by_token = bool(token)
+        self.hung_up = bool(hung_up)
 
 
 class Router:
@@ -502,7 +511,7 @@ def pack(context: RequestContext, frame: bytes) -> bytes:
     name, version = client.client_software_name or "", client.client_software_version or ""
     texts = (
         context.client_host or "", context.listener or "", context.principal or "", name, version,
-        "token" if context.by_token else "",
+        "token" if context.by_token else "", "hung up" if context.has_left else "",
     )  # fmt: skip
     pack_texts = _packed if len(name) + len(version) <= REMEMBERED_MAX else _packed.__wrapped__
     return pack_texts(texts) + frame
@@ -521,14 +530,13 @@ def unpack(payload: bytes) -> tuple[RemoteClient, bytes]:
 
 
 @lru_cache(CLIENTS_REMEMBERED)
-def _unpacked(client: bytes) -> tuple[str, str, str, str, str, str]:
+def _unpacked(client: bytes) -> tuple[str, ...]:
     position = LENGTHS.size
     texts = []
     for length in LENGTHS.unpack_from(client):
         texts.append(client[position : position + length].decode("utf-8", "surrogateescape"))
         position += length
-    host, listener, principal, name, version, token = texts
-    return host, listener, principal, name, version, token
+    return tuple(texts)
 
 
 async def _all(answers: dict[int, Any]) -> dict[int, Any]:

@@ -124,27 +124,40 @@ class Member:
     """One member of a group by hand, so that nobody but the broker ends its session."""
 
     def __init__(self, bootstrap, group, session_ms):
-        self.bootstrap, self.group = bootstrap, group
+        self.bootstrap, self.group, self.session_ms = bootstrap, group, session_ms
         self.wire = Wire(bootstrap, timeout=30)
-        cls = messages.JoinGroupRequest
-        request = cls(
-            group_id=group,
-            session_timeout_ms=session_ms,
-            rebalance_timeout_ms=session_ms,
-            protocol_type="consumer",
-            protocols=[cls.Protocols(name="range", metadata=b"")],
-        )
         find = messages.FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
         wait_until(lambda: self.wire.ask(find, 4).coordinators[0].error_code == 0)
-        request.member_id = self.wire.ask(request, 4).member_id
-        self.id = request.member_id
-        joined = self.wire.ask(request, 4)
+        self.id = self.wire.ask(self.join(""), 4).member_id
+        joined = self.wire.ask(self.join(self.id), 4)
         assert joined.error_code == 0
         self.generation = joined.generation_id
         cls = messages.SyncGroupRequest
         mine = cls.Assignments(member_id=self.id, assignment=b"all")
         synced = cls(group_id=group, generation_id=self.generation, member_id=self.id, assignments=[mine])
         assert self.wire.ask(synced, 3).error_code == 0
+
+    def join(self, member_id):
+        cls = messages.JoinGroupRequest
+        return cls(
+            group_id=self.group,
+            member_id=member_id,
+            session_timeout_ms=self.session_ms,
+            rebalance_timeout_ms=self.session_ms,
+            protocol_type="consumer",
+            protocols=[cls.Protocols(name="range", metadata=b"")],
+        )
+
+    @property
+    def commit(self):
+        cls = messages.OffsetCommitRequest
+        partition = cls.Topics.Partitions(partition_index=0, committed_offset=7)
+        return cls(
+            group_id=self.group,
+            generation_id_or_member_epoch=self.generation,
+            member_id=self.id,
+            topics=[cls.Topics(name="t", partitions=[partition])],
+        )
 
     @property
     def beat(self):
@@ -207,3 +220,32 @@ def test_brokers_outlive_a_halt_of_the_only_controller(tmp_path):
         assert "is fenced" not in controller.log, controller.log[-4000:]
         cluster.members[2].kill()  # it still fences
         wait_until(lambda: "broker 2 is fenced" in controller.log)
+
+
+@pytest.mark.workers(2)
+def test_requests_of_clients_that_left_during_a_halt_begin_no_session(tmp_path):
+    """librdkafka gives a silent connection up when its session has ended, and joins as another member. The
+    heartbeats, commits and joins that it had sent were read after the halt: the group waited for members that
+    did not live any more, for one more session."""
+    session_ms = 12_000
+    with Broker(data_dir=tmp_path / "data", config=QUICK) as broker:
+        create_topic(broker, "t", 1)
+        members = [Member(broker.bootstrap, f"g{number}", session_ms) for number in range(6)]
+        for member in members:
+            assert member.wire.ask(member.beat, 3).error_code == 0
+        with halted(broker):
+            for member in members:
+                member.wire.send(member.beat, 3)
+                member.wire.send(member.commit, 7)
+                member.wire.send(member.join(""), 4)
+                member.wire.socket.close()
+            time.sleep(session_ms / 1000 + 2)
+        begun = time.monotonic()
+        for number in range(6):
+            Member(broker.bootstrap, f"g{number}", session_ms)
+        assert time.monotonic() - begun < session_ms / 1000 - 3, broker.log
+        for member in members:  # what they had committed counts
+            asked = messages.OffsetFetchRequest.Groups(group_id=member.group, topics=None)
+            with Wire(broker.bootstrap, timeout=30) as wire:
+                [found] = wire.ask(messages.OffsetFetchRequest(groups=[asked]), 8).groups
+            assert [row.committed_offset for topic in found.topics for row in topic.partitions] == [7]

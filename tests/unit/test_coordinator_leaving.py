@@ -1,14 +1,15 @@
-"""Many members of a group that leave with one request."""
+"""Members of a group that leave: very many with one request, and some that say nothing."""
 
 import logging
 import time
 
 import pytest
-from coordinator_world import GROUP, World
+from coordinator_world import GROUP, STABLE, World, play
 
 from kafkad.coordinator.group import ClassicGroup, State
 from kafkad.coordinator.member import Member
-from kafkad.protocol import errors
+from kafkad.coordinator.runtime import at_once
+from kafkad.protocol import errors, messages
 
 
 def crowd(count):
@@ -84,3 +85,23 @@ def test_the_first_member_is_found_at_once_however_many_have_left():
         taken.append(time.thread_time() - begun)
         assert group.state is State.EMPTY
     assert taken[1] < 100 * taken[0]  # 32 times as many; their square is 1,024 times
+
+
+def test_requests_of_a_client_that_has_left_do_not_extend_its_session():
+    """They were read after a halt of the broker; the client has come back as another member."""
+    world = play(STABLE)
+    play("tick 9000", world)
+    member = world.client("A").member_id
+    assert world.coordinator.heartbeat(GROUP, member, None, 1, lives=False) == errors.NONE
+    request = messages.OffsetCommitRequest(
+        group_id=GROUP, member_id=member, generation_id_or_member_epoch=1, topics=[]
+    )
+    at_once(world.coordinator.commit_steps(request, 8, lambda _: None, lives=False))
+    play(
+        """
+        tick 2000
+        heartbeat A
+          A: UNKNOWN_MEMBER_ID
+        """,
+        world,
+    )

@@ -379,7 +379,9 @@ def test_nonsense_between_workers_does_no_harm(make_world):
 
 
 def test_surroundings_travel_with_a_request():
-    connection = SimpleNamespace(client_software_name="librdkafka", client_software_version="2.6")
+    connection = SimpleNamespace(
+        client_software_name="librdkafka", client_software_version="2.6", hung_up=False
+    )
     context = RequestContext(11, 9, 7, "c", "::1", "INSIDE", connection, "User:ÄÖ")
     client, frame = unpack(pack(context, b"the frame"))
     assert frame == b"the frame"
@@ -391,6 +393,9 @@ def test_surroundings_travel_with_a_request():
     connection.client_software_name = connection.client_software_version = None
     client, _ = unpack(pack(context, b""))
     assert (client.client_software_name, client.client_software_version) == (None, None)
+    assert not client.hung_up
+    connection.hung_up = True  # it has closed its side
+    assert unpack(pack(context, b""))[0].hung_up
 
 
 # -- the table, and one worker alone -----------------------------------------------------------------------

@@ -16,6 +16,9 @@ class Connection:
     @property
     def closed(self) -> bool: ...
     @property
+    def hung_up(self) -> bool:
+        """Whether the client has closed its side. Requests that it sent before may still be served."""
+    @property
     def local_host(self) -> str: ...
     @property
     def local_port(self) -> int: ...

@@ -574,6 +574,10 @@ cdef class Connection:
         return self.conn is NULL
 
     @property
+    def hung_up(self):
+        return self.conn is NULL or self.conn.hung_up
+
+    @property
     def phase(self):
         return PHASE_READY if self.conn is NULL else self.conn.phase
 

@@ -112,6 +112,9 @@ def _alter(services: Services, name: str, index: int, path: str) -> None:
             raise
         if partitions.owner_of(name, index) in (None, services.me):
             log_dirs.moves.prefer(name, index, path)
+        topic = services.metadata.image.topics.get(name)
+        if topic is None or index not in topic.partitions:
+            raise KafkaError(errors.UNKNOWN_TOPIC_OR_PARTITION, "there is no such partition (yet)") from None
         raise KafkaError(errors.REPLICA_NOT_AVAILABLE, "the replica is not here (yet)") from None
     if log.ended:  # one that is halted moves when it serves again
         raise KafkaError(errors.KAFKA_STORAGE_ERROR, f"{log.directory} is offline")

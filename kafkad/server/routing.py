@@ -753,8 +753,16 @@ def _merge_log_dirs(responses: Iterable[Any]) -> Steps:
     return merged
 
 
+def _knows_more(code: int, before: int) -> bool:
+    """Return whether a worker that answers `code` knows more of a replica than one that answered `before`."""
+    if before == errors.REPLICA_NOT_AVAILABLE:
+        return code != errors.UNKNOWN_TOPIC_OR_PARTITION
+    return before == errors.UNKNOWN_TOPIC_OR_PARTITION
+
+
 def _merge_altered(responses: Iterable[Any]) -> Steps:
-    """Merge: each worker answers for the replicas that it owns, and has no other one."""
+    """Merge: each worker answers for the replicas that it owns, and has no other one. Workers learn of a new
+    partition one after the other."""
     merged: Any = None
     known: dict[tuple[str, int], Any] = {}
     for response in responses:
@@ -765,7 +773,7 @@ def _merge_altered(responses: Iterable[Any]) -> Steps:
                 key = topic.topic_name, partition.partition_index
                 if first:
                     known[key] = partition
-                elif key in known and known[key].error_code == errors.REPLICA_NOT_AVAILABLE:
+                elif key in known and _knows_more(partition.error_code, known[key].error_code):
                     known[key].error_code = partition.error_code
                 yield
     return merged

@@ -455,7 +455,8 @@ def test_alter_replica_log_dirs(wire, broker, version):
         assert result.topic_name == name
         return [(each.partition_index, each.error_code) for each in result.partitions]
 
-    assert ask(str(broker.data_dir), topic, 0, 1) == [(0, 0), (1, errors.REPLICA_NOT_AVAILABLE)]
+    assert ask(str(broker.data_dir), topic, 0, 1) == [(0, 0), (1, errors.UNKNOWN_TOPIC_OR_PARTITION)]
+    assert ask(str(broker.data_dir), "nowhere", 0) == [(0, errors.UNKNOWN_TOPIC_OR_PARTITION)]
     assert ask("/nowhere", topic, 0) == [(0, errors.LOG_DIR_NOT_FOUND)]
     assert ask(str(broker.data_dir), "t" * 240, 0) == [(0, errors.INVALID_TOPIC_EXCEPTION)]
 

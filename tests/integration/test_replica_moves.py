@@ -299,10 +299,10 @@ def test_what_cannot_move_is_refused_by_kafkas_codes(dirs):
         create_topic(wire, "moved", 2)
         target = dirs.other(place(wire, "moved"))
         assert alter(wire, "moved", 0, target / "nowhere") == errors.LOG_DIR_NOT_FOUND
-        assert alter(wire, "moved", 7, target) == errors.REPLICA_NOT_AVAILABLE
+        assert alter(wire, "moved", 7, target) == errors.UNKNOWN_TOPIC_OR_PARTITION
         assert alter(wire, "a" * 230, 0, target) == errors.INVALID_TOPIC_EXCEPTION
         for number in range(3):  # where they are to be, when they are created
-            assert alter(wire, f"later-{number}", 0, dirs.second) == errors.REPLICA_NOT_AVAILABLE
+            assert alter(wire, f"later-{number}", 0, dirs.second) == errors.UNKNOWN_TOPIC_OR_PARTITION
             create_topic(wire, f"later-{number}")
             assert place(wire, f"later-{number}") == dirs.second
         dirs.broken.touch()

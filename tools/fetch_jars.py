@@ -1,6 +1,6 @@
 """Download the Java archives of the tests and the demo: JVM Kafka 4.3.1 and 3.9.1, Kafka's clients older than
-0.11, Kafka Streams and Connect, Flink, Spark's Kafka connector; and, for `make wheels`, the CPythons for
-which wheels are built.
+0.11, Kafka Streams, Connect and MirrorMaker, Flink, Spark's Kafka connector; and, for `make wheels`, the
+CPythons for which wheels are built.
 
 Maven is not needed: this tool uses Ivy, a dependency resolver in one jar, which PySpark includes, with one
 Ivy file per set. Each set goes to .cache/jars/<set>/ and gets a stamp when it is complete, so a second call
@@ -88,6 +88,15 @@ SETS: dict[str, tuple[bool, tuple[tuple[str, ...], ...]]] = {
             ("org.apache.kafka", "connect-runtime", "4.3.1"),
             ("org.apache.kafka", "connect-file", "4.3.1"),
             ("org.slf4j", "slf4j-simple", "1.7.36"),
+        ),
+    ),
+    # MirrorMaker 2, on top of the jars of Connect
+    "mirror-4.3.1": (
+        False,
+        (
+            ("org.apache.kafka", "connect-mirror", "4.3.1"),
+            ("org.apache.kafka", "connect-mirror-client", "4.3.1"),
+            ("net.sourceforge.argparse4j", "argparse4j", "0.7.0"),
         ),
     ),
     # Flink with its Kafka connector

@@ -12,8 +12,7 @@ DeleteGroups (key 42), v0-2.   v2 flexible.
 A JoinGroup may be held for minutes: its answer is a future, and only its own connection waits. When a
 connection closes, its member stays until the session ends, as in Kafka. After a halt of the broker (SIGSTOP,
 a suspended machine) there are requests of clients that have closed their connection meanwhile, and joined
-under other ids: they begin no session. Not yet: consumer (KIP-848), share
-and streams groups; authorization."""
+under other ids: they begin no session. Not yet: consumer (KIP-848), share and streams groups."""
 
 import asyncio
 from collections.abc import Callable, Generator

@@ -6,11 +6,11 @@ worker as a whole is forwarded as the frame in which it came, and its answer com
 client. A request that concerns several workers is split into requests of the same API and version, and the
 answers are merged in the order of the request.
 
-    payload of FORWARD   lengths of seven strings, 7 × u32 | client's host, listener, principal, its software's
-                         name and version, "token" if a delegation token authenticated it, "hung up" if it
-                         has closed its connection | the request's frame (header and body); answered with a
-                         response's frame, or nothing if the request failed and its response has no field
-                         for an error
+    payload of FORWARD   lengths of seven strings, 7 × u32 | its client's host, listener, principal,
+                         software and version, "token" if a delegation token authenticated it, "hung up"
+                         if it has closed its connection | the request's frame (header and body); answered
+                         with a response's frame, or nothing if the request failed and its response has no
+                         field for an error
 
 Any worker answers from the partitions' shared rows (ListOffsets of starts and ends).
 

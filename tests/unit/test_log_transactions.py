@@ -404,6 +404,38 @@ def test_the_aborted_transactions_of_any_range_of_a_long_index_are_told(world):
         assert told == [txn for txn in known if txn.last_offset >= start and txn.first_offset < upper]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_readers_that_follow_an_index_of_aborted_transactions_get_all_of_them(world, seed):
+    """A search begins where an earlier one ended. Several readers search at once, in a file that changes."""
+    chance = random.Random(seed)
+    begin(world, 7)
+    end(world, 7, commit=False)
+    path = world.directory / f"{0:020d}.txnindex"
+    entries: list[AbortedTxn] = []
+    starts = [0] * 6  # of the readers; more than are remembered
+    steps = [1, 30, 300, 3_000, 9_000, 40_000]
+    for number in range(600):
+        if number % 60 == 0:  # another number of transactions, some of them open for long, or none
+            entries, last = [], 0
+            for producer_id in range(chance.choice((0, 10, 300, 4_000))):
+                last += chance.randrange(1, chance.choice((3, 3, 40)))
+                first = max(0, last - chance.choice((1, 1, 5, 500)))
+                entries.append(AbortedTxn(producer_id, first, last, max(0, last - chance.randrange(60))))
+            path.write_bytes(b"".join(map(encode_entry, entries)))
+            end_offset = last + 2
+        reader = chance.randrange(len(starts))
+        start = starts[reader]
+        upper = start + 1 + chance.randrange(steps[reader])
+        found = world.log.aborted_transactions(start, upper)
+        expected = [txn for txn in entries if txn.last_offset >= start and txn.first_offset < upper]
+        read = (txn for txn in entries if txn.last_offset >= start)
+        last_read = next((txn for txn in read if txn.last_stable_offset >= upper), None)
+        if last_read:  # in an intact log, later ones begin at or after that last stable offset
+            expected = [txn for txn in expected if txn.last_offset <= last_read.last_offset]
+        assert found == expected
+        starts[reader] = max(start + 1, upper - chance.randrange(10)) if upper < end_offset else 0
+
+
 @pytest.mark.parametrize("commit", [False, True])
 def test_the_largest_timestamp_is_not_told_of_above_the_last_stable_offset(world, commit):
     """As in Kafka: the record may be aborted, and no other one takes its place."""

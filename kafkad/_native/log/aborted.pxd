@@ -29,7 +29,7 @@ cdef int aborted_search(const char* directory, Segment* segments, int count, int
 
 # Returns an offset at or after all records of the segment before `position`, by its offset index. It is never too low,
 # and at most one index interval too high. `unknown` if the index does not say.
-cdef int64_t offset_behind(const char* directory, int64_t segment, int64_t position, int64_t unknown) noexcept nogil
+cdef int64_t offset_behind(const char* directory, const Segment* segment, int64_t position, int64_t unknown) noexcept nogil
 
 # The offset after the newest abort marker in the indexes, 0 if there is none; `log_end` if an index names an impossible
 # one. -errno if the disk fails.

@@ -79,7 +79,7 @@ cdef int find_aborted(Partition partition, Fetched* fetched, Result* result) noe
             if i + 1 < partition.segment_count and partition.segments[i + 1].base_offset < upper:
                 upper = partition.segments[i + 1].base_offset
             upper = min(upper, offset_behind(
-                partition.directory, partition.segments[i].base_offset, result.read.position + result.read.size, upper))
+                partition.directory, &partition.segments[i], result.read.position + result.read.size, upper))
             break
     failure = aborted_search(partition.directory, partition.segments, partition.segment_count, at, fetched.offset, upper,
                              partition.row.aborted_end, &result.aborted)

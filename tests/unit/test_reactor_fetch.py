@@ -2,6 +2,7 @@
 
 import copy
 import os
+import socket
 import time
 
 import pytest
@@ -288,6 +289,21 @@ def test_big_answers_take_turns(world, version):
     sent = after["bytes_out"] - before["bytes_out"]
     assert sent <= (after["rounds"] - before["rounds"]) * 270_000
     assert after["sendfiles"] - before["sendfiles"] >= 20
+
+
+def test_the_small_rest_of_an_answer_is_sent_in_the_same_turn(world):
+    """It was copied and sent alone, in a turn of its own: a part of most answers of 1 MB."""
+    world.partition("t")
+    fill(world, sizes=(270_000,))
+    client = world.connect()
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+    writes = []
+    for _ in range(30):  # a socket whose buffer is full leaves a rest, too; the buffers grow
+        before = world.reactor.stats()
+        answer = client.fetch([("t", 0, 0, 1 << 20)], version=11)
+        assert bytes(answer.responses[0].partitions[0].records) == log_of(world)
+        writes.append(world.reactor.stats()["writes"] - before["writes"])
+    assert min(writes) == 1, writes  # the header; the records leave by sendfile
 
 
 def test_hundreds_of_partitions_in_one_answer(world):

@@ -48,7 +48,8 @@ cdef enum:
     # A region up to this size is read and sent with its header (2 system calls, one copy) instead of sendfile
     # between cork and uncork (5 system calls, none).
     COPY_MAX = 16 * 1024
-    # Of answers, in one connection's turn: a Produce of another connection waits no longer than that.
+    # Of answers, in one connection's turn, and a small rest (COPY_MAX): a Produce of another connection waits no longer
+    # than that.
     BYTES_PER_TURN = 256 * 1024
 
 
@@ -65,7 +66,7 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
     cdef Region* cold                    # or the region to wait for
     cdef uint32_t sent, upto, index
     cdef ssize_t n
-    cdef int64_t position, ready
+    cdef int64_t position, ready, most
     cdef int64_t left = BYTES_PER_TURN
     cdef bint more
 
@@ -161,10 +162,12 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                         break
                     continue
                 position = pending.position
+                # A small rest is sent at once: alone it would cost another turn.
+                most = ready if ready <= left + COPY_MAX else left
                 if conn.tls is not NULL:
-                    n = tls_sendfile(<Tls*>conn.tls, pending.file.fd, &position, <size_t>min(ready, left))
+                    n = tls_sendfile(<Tls*>conn.tls, pending.file.fd, &position, <size_t>most)
                 else:
-                    n = sendfile(conn.fd, pending.file.fd, &position, <size_t>min(ready, left))
+                    n = sendfile(conn.fd, pending.file.fd, &position, <size_t>most)
                     core.stats.sendfiles += 1
                 if n > 0:
                     core.stats.bytes_out += n

@@ -436,6 +436,32 @@ def test_readers_that_follow_an_index_of_aborted_transactions_get_all_of_them(wo
         starts[reader] = max(start + 1, upper - chance.randrange(10)) if upper < end_offset else 0
 
 
+def reads() -> int:
+    """System calls of this thread that read, with those of this function."""
+    with open("/proc/thread-self/io") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("syscr"))
+
+
+def test_a_reader_that_follows_an_index_of_aborted_transactions_reads_it_once(world):
+    """It took five reads, of parts that overlap, for each answer."""
+    begin(world, 7)
+    end(world, 7, commit=False)
+    entries = [
+        AbortedTxn(number, 11 * number, 11 * number + 10, 11 * number + 11) for number in range(20_000)
+    ]
+    (world.directory / f"{0:020d}.txnindex").write_bytes(b"".join(map(encode_entry, entries)))
+    world.log.aborted_transactions(50_000, 59_000)
+    of_reads = reads()
+    of_reads = reads() - of_reads
+    for start in range(58_990, 200_000, 8_990):
+        before = reads()
+        found = world.log.aborted_transactions(start, start + 9_000)
+        assert reads() - before - of_reads == 1
+        assert found == [
+            txn for txn in entries if txn.last_offset >= start and txn.first_offset < start + 9_000
+        ]
+
+
 @pytest.mark.parametrize("commit", [False, True])
 def test_the_largest_timestamp_is_not_told_of_above_the_last_stable_offset(world, commit):
     """As in Kafka: the record may be aborted, and no other one takes its place."""

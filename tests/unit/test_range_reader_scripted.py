@@ -218,7 +218,7 @@ def test_what_no_patience_mends_is_told_at_once(trouble):
 def test_an_empty_log_is_waited_for_and_an_open_transaction_named():
     stuck = {"records": b"", "high_watermark": 12, "last_stable_offset": 5}
     with Scripted(stuck) as broker, pytest.raises(FetchTimeout, match="began at 5 has not ended"):
-        values(reading(broker, timeout_s=0.2, isolation="read_committed"))
+        values(reading(broker, timeout_s=1, isolation="read_committed"))
     with Scripted(b"", b"", *LOG) as broker:
         assert values(reading(broker)) == VALUES
 

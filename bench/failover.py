@@ -14,7 +14,8 @@ or two records that are read, of the worst partition in one event. The table has
 pause of all rounds, and the number of the clients' errors.
 
 With `--partitions N` it measures something else: how long it takes until all of N partitions are led again
-(bench/takeover.py).
+(bench/takeover.py). With `--controller`: how long after kill -9 of the node that leads the quorum another one
+has created a topic (it is asked again and again), and all others know of it.
 
 What a leader refuses librdkafka sends again after retry.backoff.ms, which is 100 +- 20 ms: less than that it
 cannot show of any broker. With `--retry-backoff 1` the table shows the brokers' own pauses."""
@@ -47,6 +48,7 @@ EVERY_S = 0.005
 BEFORE_S, AFTER_S = 0.5, 2.0
 DOWN_S = {"SIGTERM": 2.0, "kill -9": 12.0}  # longer than a session, whoever leads after it
 WAIT_S = 120.0
+ASKED_EVERY_S = 0.005
 DEFAULTS = {
     "broker.session.timeout.ms": 9000,
     "broker.heartbeat.interval.ms": 2000,
@@ -232,6 +234,44 @@ def takeovers(kind: str, partitions: int, rounds: int) -> Iterator[str]:
             fleet.nodes[dead].start(kind)
 
 
+def changes(kind: str, rounds: int) -> Iterator[tuple[float, float]]:
+    """Yield (until a topic is created, until every living node knows of it), in ms after the kill."""
+    with (
+        tempfile.TemporaryDirectory(prefix="failover-", dir="/dev/shm") as path,
+        Fleet(Path(path), kind) as fleet,
+    ):
+        for number in range(rounds):
+            dead = fleet.leader_of_the_quorum()
+            lines = [takeover.Line(node.port) for each, node in fleet.nodes.items() if each != dead]
+            assert create_one(lines[0], f"before-{number}") == 0
+            process = fleet.nodes[dead].process
+            assert process is not None
+            process.send_signal(signal.SIGKILL)
+            begun = time.monotonic()
+            name = f"after-{number}"
+            while create_one(lines[0], name):
+                time.sleep(ASKED_EVERY_S)
+            created = time.monotonic() - begun
+            wanted = messages.MetadataRequest(topics=[messages.MetadataRequest.Topics(name=name)])
+            for line in lines:
+                while line.ask(wanted, 12).topics[0].error_code:
+                    time.sleep(ASKED_EVERY_S)
+                line.socket.close()
+            yield created * 1000, (time.monotonic() - begun) * 1000
+            process.wait(WAIT_S)
+            fleet.nodes[dead].start(kind)
+            fleet.all_whole()
+            time.sleep(AFTER_S)
+
+
+def create_one(line: takeover.Line, name: str) -> int:
+    """Return the error code."""
+    cls = messages.CreateTopicsRequest
+    topic = cls.Topics(name=name, num_partitions=1, replication_factor=3)
+    (made,) = line.ask(cls(topics=[topic], timeout_ms=1000), 7).topics
+    return int(made.error_code)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.failover",
@@ -243,8 +283,16 @@ def main() -> None:
     parser.add_argument("--no-kafkad", action="store_true", help="JVM Kafka alone")
     parser.add_argument("--retry-backoff", type=int, default=100, metavar="MS", help="of the producer")
     parser.add_argument("--partitions", type=int, help="see bench/takeover.py")
+    parser.add_argument("--controller", action="store_true", help="until a topic is created")
     options = parser.parse_args()
     kinds = (KAFKAD,) if options.no_kafka else (JVM,) if options.no_kafkad else (KAFKAD, JVM)
+    if options.controller:
+        print("| nodes | created: median, worst | known: median, worst |\n" + "|---" * 3 + "|")
+        for kind in kinds:
+            columns = zip(*changes(kind, options.rounds), strict=True)
+            cells = [f"{statistics.median(each):,.0f}, {max(each):,.0f} ms" for each in columns]
+            print(f"| {kind} | {cells[0]} | {cells[1]} |", flush=True)
+        return
     if options.partitions:
         print("| event | nodes | partitions it led | one accepts | all accept | told |\n" + "|---" * 6 + "|")
         for kind in kinds:

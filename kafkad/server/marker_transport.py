@@ -11,7 +11,7 @@ Writing a marker twice is harmless. Use: the transport of coordinator/markers.""
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -65,6 +65,11 @@ class MarkerTransport:
         self._loop = loop
         self._shares: dict[int, list[Share]] = {}  # by worker, for this turn
         self._requests: dict[int, int] = {}  # by worker: how many tasks send it WriteTxnMarkers
+        # What other workers asked for, in its order: an entry, a partition, whom to tell its code.
+        self._left: deque[tuple[Any, TopicPartition, Callable[[int], object]]] = deque()
+        self._spent_s = 0.0  # on that, of TURN_S until `_rests_until`, of the loop's time
+        self._rests_until = 0.0
+        self._rests = False
         if services.peers is not None:
             services.peers.handle(MARKERS, self._asked)
 
@@ -148,9 +153,27 @@ class MarkerTransport:
                 codes.append(errors.UNKNOWN_TOPIC_OR_PARTITION)  # as in Kafka: it is tried again
                 if self._services.partitions.has_replica(*each):
                     missing += 1
-                    write_marker(self._services, *each, entry, partial(put, place))
+                    self._left.append((entry, each, partial(put, place)))
         one_less()
+        if not self._rests:
+            self._write_left()
         return answer
+
+    def _write_left(self) -> None:
+        """Write what other workers asked for, half of the time if it is much: a turn of the loop may bring
+        many messages."""
+        self._rests = False
+        begun = self._loop.time()
+        if begun >= self._rests_until:
+            self._spent_s, self._rests_until = 0.0, begun + 2 * TURN_S
+        end = begun + TURN_S - self._spent_s
+        while self._left and self._loop.time() < end:
+            entry, each, put = self._left.popleft()
+            write_marker(self._services, *each, entry, put)
+        self._spent_s += self._loop.time() - begun
+        if self._left:
+            self._rests = True
+            self._loop.call_at(self._rests_until, self._write_left)
 
     async def _send_all(self, worker: int, shares: list[Share]) -> None:
         """Send requests, with each producer once, because an answer identifies them by producer. The rest

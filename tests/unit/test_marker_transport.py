@@ -9,6 +9,8 @@ import pytest
 from kafkad.coordinator.markers import Marker
 from kafkad.protocol import errors, messages
 from kafkad.server import marker_transport
+from kafkad.server.gate_messages import unpack_answer
+from kafkad.server.marker_messages import pack_markers
 from kafkad.server.routing import FORWARD
 from tests.unit.routing_world import OFFSETS_TOPIC, TOPICS, World
 
@@ -139,6 +141,37 @@ def test_many_markers_let_others_have_their_turn(make_world, monkeypatch):
     assert world.run(scenario()) == dict.fromkeys(partitions, errors.NONE)
     assert written == partitions
     assert max(after - before for before, after in itertools.pairwise([0, *seen, 20])) <= 3
+
+
+def test_many_messages_of_markers_let_others_have_their_turn(make_world, monkeypatch):
+    world = make_world(1)
+    way = transport(world)
+    written = []
+
+    def write_marker(_services, topic, index, entry, done):
+        time.sleep(marker_transport.TURN_S / 2)
+        written.append((entry.producer_id, topic, index))
+        done(errors.NONE)
+
+    monkeypatch.setattr(marker_transport, "write_marker", write_marker)
+    topic, count = next(iter(TOPICS.items()))
+    partitions = [(topic, index) for index in range(count)]
+    producers = range(900, 906)
+    seen, answers = [], []
+
+    async def scenario():
+        for producer_id in producers:  # in one turn
+            answer = way._asked(1, pack_markers([(marker(producer_id), [*partitions, ("nowhere", 0)])]))
+            answer.then(answers.append)
+        while len(answers) < len(producers):
+            seen.append(len(written))
+            await asyncio.sleep(0)
+
+    world.run(scenario())
+    assert written == [(producer_id, *each) for producer_id in producers for each in partitions]
+    found = [*[errors.NONE] * count, errors.UNKNOWN_TOPIC_OR_PARTITION]
+    assert [list(unpack_answer(each)) for each in answers] == [found] * len(producers)
+    assert max(after - before for before, after in itertools.pairwise([0, *seen, len(written)])) <= 3
 
 
 def test_markers_begin_in_the_next_turn(make_world):

@@ -13,6 +13,7 @@ before. If it changed meanwhile, so that the files no longer fit, the work begin
 
 Beware: `Prepared.make` runs in a thread, and knows only the plan. Everything else runs on the loop."""
 
+import errno
 import logging
 import os
 from collections.abc import Callable
@@ -38,15 +39,16 @@ from kafkad.log.flusher import Flusher
 from kafkad.log.owner import Owner
 from kafkad.log.producer_state import load_snapshot
 from kafkad.log.removal import unlink_later
-from kafkad.log.txn_index import read_txn_index, write_txn_index
+from kafkad.log.txn_index import encode_entry, read_txn_index
 from kafkad.protocol.errors import CORRUPT_MESSAGE, KAFKA_STORAGE_ERROR, KafkaError, Malformed
 
 logger = logging.getLogger("kafkad.log")
 
 CUT: Final = ".cut"
-COPIED_AT_A_TIME: Final = 8 << 20  # bytes; a stop waits for so many
+COPIED_AT_A_TIME: Final = 8 << 20  # bytes; a stop waits for these, for a sync, or for a walk over a segment
 UNSYNCED_MAX: Final = 64 << 20  # bytes; many more at once would make the syncs of others wait
 TAIL_MAX: Final = 64 << 20  # bytes that are cut off in place: the file system frees a gigabyte in 0.1 s
+FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 _numbers = count()  # of prepared cuts: an abandoned one may still be on the disk
 
@@ -79,20 +81,21 @@ class Plan(NamedTuple):
     position: int  # where the last one of them is cut
     created_ms: int  # when it was created
     copies: bool  # its bytes go to a new file
+    in_place: bool  # unless they must, however much is cut off
     log_start_offset: int
     index_interval: int
     now_ms: int
     producer_expiration_ms: int
-    state: tuple[int, int]  # changes whenever the files do, except by appends
+    state: tuple[int, int, int]  # changes whenever the files do, except by appends
 
     @property
     def base(self) -> int:
         return self.bases[-1]
 
 
-def plan(log: Cuttable, offset: int) -> Plan:
-    """Plan the truncation to `offset`, which is in the log, and beyond the start of its first segment. Raises
-    KafkaError."""
+def plan(log: Cuttable, offset: int, *, in_place: bool) -> Plan:
+    """Plan the truncation to `offset`, which is in the log, and beyond the start of its first segment.
+    `in_place`: copy only what may be on its way to somebody. Raises KafkaError."""
     native = log.native
     base, position = log.io(native.position_of, offset)
     rows = [row for row in native.segment_rows() if row[0] <= base]
@@ -103,13 +106,19 @@ def plan(log: Cuttable, offset: int) -> Plan:
         bases=tuple(row[0] for row in rows),
         position=position,
         created_ms=rows[-1][2],
-        copies=size > position and (_may_be_sent(log, offset) or size - position > TAIL_MAX),
+        copies=size > position
+        and (_may_be_sent(log, offset) or (size - position > TAIL_MAX and not in_place)),
+        in_place=in_place,
         log_start_offset=log.log_start_offset,
         index_interval=log.config.index_interval_bytes,
         now_ms=log.flusher.now_ms,
         producer_expiration_ms=log.producer_expiration_ms,
-        state=(log.cuts, native.generation),
+        state=_state(log),
     )
+
+
+def _state(log: Cuttable) -> tuple[int, int, int]:
+    return log.cuts, log.native.generation, log.native.first_base_offset
 
 
 def _may_be_sent(log: Cuttable, offset: int) -> bool:
@@ -149,6 +158,7 @@ class Prepared:
 
     def _make(self) -> None:
         plan = self.plan
+        self._check()  # others may have been prepared for long before
         if plan.copies:
             self._copy()
         scan = scan_segment(  # by the headers: the bytes were checked when they came
@@ -166,7 +176,8 @@ class Prepared:
         transactions = segment_file(plan.directory, plan.base, TXN_INDEX)
         if os.path.exists(transactions):
             stay = [txn for txn in read_txn_index(transactions) if txn.last_offset < plan.offset]
-            write_txn_index(self._fresh(TXN_INDEX), stay)
+            with open(self._fresh(TXN_INDEX), "wb") as file:
+                file.write(b"".join(map(encode_entry, stay)))
             self._made.append(TXN_INDEX)
         self.snapshot_offset = load_producers(
             self._producers,
@@ -210,11 +221,11 @@ class Prepared:
     def fits(self, log: Cuttable) -> bool:
         """Return whether the log is still as it was planned. Raises KafkaError."""
         before = self.plan
-        if (before.directory, before.state) != (log.directory, (log.cuts, log.native.generation)):
+        if (before.directory, before.state) != (log.directory, _state(log)):
             return False
         if not log.native.first_base_offset < before.offset < log.end_offset:
             return False
-        now = plan(log, before.offset)
+        now = plan(log, before.offset, in_place=before.in_place)
         return (now.base, now.position) == (before.base, before.position) and before.copies >= now.copies
 
     def install(self, log: Cuttable) -> None:
@@ -295,6 +306,7 @@ class Cutting:
         self._offset = offset
         self._done = done
         self._prepared: Prepared | None = None
+        self._in_place = False
         self._cancelled = False
         log.scheduler.call_later(0, self._begin)
 
@@ -313,7 +325,8 @@ class Cutting:
             if self._offset <= log.native.first_base_offset or self._offset >= log.end_offset:
                 log.truncate_to(self._offset)  # nothing is to be prepared
             else:
-                prepared = self._prepared = Prepared(plan(log, self._offset))
+                planned = plan(log, self._offset, in_place=self._in_place)
+                prepared = self._prepared = Prepared(planned)
                 log.scheduler.run_in_thread(prepared.make, partial(self._made, prepared), lane="cut")
                 return
         except KafkaError as e:
@@ -331,6 +344,10 @@ class Cutting:
                 prepared.discard(self._log)
                 self._begin()
                 return
+            if self._needs_no_room(prepared, trouble):
+                self._in_place = True
+                self._begin()
+                return
             if trouble is not None:
                 raise refusal_of(self._log, trouble)
             self._log.truncate_to(self._offset, prepared)
@@ -341,6 +358,12 @@ class Cutting:
         else:
             self._done(None)
 
+    def _needs_no_room(self, prepared: Prepared, trouble: BaseException | None) -> bool:
+        """Return whether the disk was too full for a copy, and the truncation, which frees some of it, can do
+        without."""
+        is_full = isinstance(trouble, OSError) and trouble.errno in FULL
+        return is_full and prepared.plan.copies and not _may_be_sent(self._log, self._offset)
+
     def _expect_open(self) -> None:
         if self._log.closed:
             raise KafkaError(KAFKA_STORAGE_ERROR, f"{self._log.directory} is closed")
@@ -348,6 +371,8 @@ class Cutting:
 
 def refusal_of(log: Cuttable, trouble: BaseException) -> KafkaError:
     """Return what to raise after `Prepared.make` has raised `trouble`: the log is unchanged."""
+    if isinstance(trouble, MemoryError):
+        trouble = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
     if isinstance(trouble, OSError):
         return log.refuse(trouble)
     if isinstance(trouble, ValueError):

@@ -69,10 +69,10 @@ def truncate_to(log: Truncated, offset: int, prepared: Prepared | None = None) -
     the log as it is. Raises KafkaError."""
     everything = offset <= log.native.first_base_offset
     if prepared is None and not everything:
-        prepared = Prepared(cutting.plan(log, offset))
+        prepared = Prepared(cutting.plan(log, offset, in_place=True))
         try:
             prepared.make()
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, MemoryError) as e:
             raise refusal_of(log, e) from e
     log.cleaned_below = min(log.cleaned_below, offset)
     log.cut_to = min(log.cut_to, offset)

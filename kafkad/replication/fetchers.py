@@ -132,7 +132,7 @@ class FetcherId(NamedTuple):
 class Followed:
     """A followed partition."""
 
-    __slots__ = ("cutting", "epoch", "log", "reported", "retries", "timer")
+    __slots__ = ("cutting", "epoch", "log", "owed", "reported", "retries", "timer")
 
     def __init__(self, log: Log, epoch: int) -> None:
         self.log = log
@@ -140,7 +140,8 @@ class Followed:
         self.retries = 0  # because the leader did not know of this epoch, or of the partition
         self.reported = ""  # the last log line
         self.timer: Any = None
-        self.cutting: Cutting | None = None  # its truncation, under way
+        self.owed: Cut | None = None  # nothing is fetched before that
+        self.cutting: Cutting | None = None  # it is under way
 
 
 class Fetchers:
@@ -404,6 +405,8 @@ class LeaderFetcher:
             return
         if followed.log.halted:  # it is truncated when there is room
             self._delay(key, followed)
+        elif followed.owed is not None:
+            self._cut(key, followed, followed.owed)
         else:
             self.native.resume(*key)
 
@@ -422,12 +425,15 @@ class LeaderFetcher:
         went = True
         self.native.stop(*key, TRUNCATING)
         if isinstance(to, Cut) and to.offset < end:
-            level = logging.WARNING if to.offset < log.high_watermark else logging.INFO
-            logger.log(level, "%s-%d is cut from %d to %d, where it and its leader's log part (HW is %d)",
-                       log.topic, log.partition, end, to.offset, log.high_watermark)  # fmt: skip
+            if followed.owed is None:
+                level = logging.WARNING if to.offset < log.high_watermark else logging.INFO
+                logger.log(level, "%s-%d is cut from %d to %d, where it and its leader's log part (HW is %d)",
+                           log.topic, log.partition, end, to.offset, log.high_watermark)  # fmt: skip
             assert followed.cutting is None
+            followed.owed = to
             followed.cutting = log.begin_truncation(to.offset, partial(self._truncated, key, followed))
             return
+        followed.owed = None
         try:
             if isinstance(to, StartAnew):
                 logger.warning("%s-%d begins anew at %d: its leader's log begins behind its end %d",
@@ -447,6 +453,7 @@ class LeaderFetcher:
     def _truncated(self, key: Key, followed: Followed, refusal: KafkaError | None) -> None:
         followed.cutting = None
         if refusal is None:
+            followed.owed = None
             self._resume(key, followed)
         else:
             self.refused(*key, followed.epoch, refusal)

@@ -104,3 +104,10 @@ def test_a_partition_waits_for_its_truncation_and_the_loop_does_not(tmp_path, th
     expected = {"done": ("resumed", 4), "removed": ("removed", 10), "refused": (DELAYED, 10)}[then]
     assert (fetcher.native.states[1:], world.log.end_offset) == ([expected[0]], expected[1])
     assert delays == ([BACKOFF_MS] if then == "refused" else [])
+    if then == "refused":  # it is not fetched before
+        (followed,) = fetcher.followed.values()
+        fetcher._resume((TOPIC_ID, 0), followed)
+        world.scheduler.settle()
+        assert (fetcher.native.states[2:], world.log.end_offset) == ([TRUNCATING, "resumed"], 4)
+        fetcher._resume((TOPIC_ID, 0), followed)
+        assert fetcher.native.states[4:] == ["resumed"]

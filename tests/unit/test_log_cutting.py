@@ -210,6 +210,32 @@ def test_a_copy_without_room_leaves_a_log_that_serves(tmp_path, monkeypatch, the
         assert told == [None] and stored(world) == before[:4]
 
 
+def test_a_full_disk_does_not_keep_a_long_tail_that_nobody_got(tmp_path, monkeypatch):
+    """What a truncation sets free was what it waited for."""
+    monkeypatch.setattr(cutting, "TAIL_MAX", 10)
+    world = follower(tmp_path, unseen=True)
+    before, inode = stored(world), world.path(0, ".log").stat().st_ino
+
+    def short(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cutting, "copy_range", short)
+    _, told = begin(world, 4)
+    world.scheduler.settle()
+    assert told == [None] and stored(world) == before[:4] and left(world) == []
+    assert world.path(0, ".log").stat().st_ino == inode
+
+
+def test_a_truncation_that_is_cancelled_before_its_turn_reads_nothing(tmp_path, monkeypatch):
+    world = follower(tmp_path)
+    monkeypatch.setattr(cutting, "scan_segment", lambda *_, **__: pytest.fail("it was read"))
+    prepared = cutting.Prepared(cutting.plan(world.log, 4, in_place=False))
+    prepared.cancelled = True
+    with pytest.raises(cutting.Cancelled):
+        prepared.make()
+    assert left(world) == []
+
+
 def test_data_that_nobody_got_is_cut_in_place_though_others_may_read(tmp_path):
     """A broker that starts again after a kill copied a segment of each log, for the last few batches."""
     world = Readable(tmp_path).world

@@ -298,7 +298,9 @@ class Dispatcher:
     ) -> None:
         """Another worker has answered, or cannot."""
         try:
-            if isinstance(outcome, Exception):
+            if _own(context).closed:
+                pass
+            elif isinstance(outcome, Exception):
                 lost = Later()
                 lost.arrive(outcome)
                 self._keep(self._finish(context, request_id, self._relayed(api, context, request, lost)))

@@ -1,6 +1,6 @@
 """Markers on their way from one worker to another, and the answer, as bytes.
 
-    markers    each: <qhiBHH  producer id, its epoch, the coordinator's epoch, commits, transaction version,
+    markers    each: <qhiBhH  producer id, its epoch, the coordinator's epoch, commits, transaction version,
                               number of topics
                      per topic, as in server/gate_messages
     answer     an error code for each partition, i16, in order (gate_messages.pack_answer)
@@ -17,7 +17,7 @@ from kafkad.coordinator.markers import Marker
 from kafkad.coordinator.transaction import TopicPartition
 from kafkad.server.gate_messages import pack_partitions, unpack_partitions
 
-HEAD = struct.Struct("<qhiBHH")
+HEAD = struct.Struct("<qhiBhH")
 
 
 def pack_markers(markers: Iterable[tuple[Marker, Sequence[TopicPartition]]]) -> bytes:

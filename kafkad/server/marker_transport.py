@@ -32,7 +32,10 @@ WRITE_TXN_MARKERS, VERSION = 27, 2
 US = "kafkad-transactions"  # the client id of these requests
 TURN_S = 0.005  # of the loop, for the markers of one transaction
 MARKERS = 3  # kind of message between peers
-FEW = 64  # partitions: so many markers are written in one turn of the other worker
+FEW = 64  # partitions: so many markers go in a message
+# How long a message is worked on. Afterwards its sender may have sent the markers again, and begun another
+# transaction, which they must not end.
+ASKED_S = TIMEOUT_S / 2
 
 Request = messages.WriteTxnMarkersRequest
 
@@ -65,8 +68,8 @@ class MarkerTransport:
         self._loop = loop
         self._shares: dict[int, list[Share]] = {}  # by worker, for this turn
         self._requests: dict[int, int] = {}  # by worker: how many tasks send it WriteTxnMarkers
-        # What other workers asked for, in its order: an entry, a partition, whom to tell its code.
-        self._left: deque[tuple[Any, TopicPartition, Callable[[int], object]]] = deque()
+        # What other workers asked for, in order: until when, an entry, a partition, whom to tell its code.
+        self._left: deque[tuple[float, Any, TopicPartition, Callable[[int], object]]] = deque()
         self._spent_s = 0.0  # on that, of TURN_S until `_rests_until`, of the loop's time
         self._rests_until = 0.0
         self._rests = False
@@ -135,11 +138,15 @@ class MarkerTransport:
         answer = Later()
         codes: list[int] = []
         missing = 1
+        timer: asyncio.TimerHandle | None = None
+        ends_s = self._loop.time() + min(ASKED_S, self._services.config.request_timeout_ms / 1000)
 
         def one_less() -> None:
             nonlocal missing
             missing -= 1
             if not missing:
+                if timer is not None:
+                    timer.cancel()
                 answer.arrive(pack_answer(codes))
 
         def put(place: int, code: int) -> None:
@@ -149,14 +156,17 @@ class MarkerTransport:
         for marker, partitions in unpack_markers(payload):
             entry = entry_of(marker, ())
             for each in partitions:
-                place = len(codes)
-                codes.append(errors.UNKNOWN_TOPIC_OR_PARTITION)  # as in Kafka: it is tried again
                 if self._services.partitions.has_replica(*each):
                     missing += 1
-                    self._left.append((entry, each, partial(put, place)))
+                    self._left.append((ends_s, entry, each, partial(put, len(codes))))
+                    codes.append(errors.REQUEST_TIMED_OUT)
+                else:
+                    codes.append(errors.UNKNOWN_TOPIC_OR_PARTITION)  # as in Kafka: it is tried again
         one_less()
         if not self._rests:
             self._write_left()
+        if missing:  # the others of the message are not to wait for one that does not become durable
+            timer = self._loop.call_at(ends_s, lambda: answer.arrive(pack_answer(codes)))
         return answer
 
     def _write_left(self) -> None:
@@ -166,14 +176,27 @@ class MarkerTransport:
         begun = self._loop.time()
         if begun >= self._rests_until:
             self._spent_s, self._rests_until = 0.0, begun + 2 * TURN_S
-        end = begun + TURN_S - self._spent_s
-        while self._left and self._loop.time() < end:
-            entry, each, put = self._left.popleft()
-            write_marker(self._services, *each, entry, put)
-        self._spent_s += self._loop.time() - begun
+        now, end = begun, begun + TURN_S - self._spent_s
+        while self._left and now < end:
+            ends_s, entry, each, put = self._left.popleft()
+            if now < ends_s:
+                self._write_one(each, entry, put)
+            else:
+                put(errors.REQUEST_TIMED_OUT)
+            now = self._loop.time()
+        self._spent_s += now - begun
         if self._left:
             self._rests = True
             self._loop.call_at(self._rests_until, self._write_left)
+
+    def _write_one(self, each: TopicPartition, entry: Any, put: Callable[[int], object]) -> None:
+        try:
+            write_marker(self._services, *each, entry, put)
+        except AssertionError:
+            raise
+        except Exception:
+            logger.exception("a marker of %s-%d for another worker failed", *each)
+            put(errors.UNKNOWN_SERVER_ERROR)
 
     async def _send_all(self, worker: int, shares: list[Share]) -> None:
         """Send requests, with each producer once, because an answer identifies them by producer. The rest

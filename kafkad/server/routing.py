@@ -514,7 +514,7 @@ def pack(context: RequestContext, frame: bytes) -> bytes:
         context.client_host or "", context.listener or "", context.principal or "", name, version,
         "token" if context.by_token else "", "hung up" if context.has_left else "",
     )  # fmt: skip
-    pack_texts = _packed if len(name) + len(version) <= REMEMBERED_MAX else _packed.__wrapped__
+    pack_texts = _packed if sum(map(len, texts)) <= REMEMBERED_MAX else _packed.__wrapped__
     return pack_texts(texts) + frame
 
 

@@ -69,6 +69,7 @@ READS_A_TURN = 8  # then others get their turn
 PART_BYTES = 64 << 10  # of a large frame whose order does not matter
 PARTS_A_TURN = 32
 RETRY_S = 0.05
+LOOK_EVERY_S = 0.05  # at calls that have timed out, at most
 SCARCE = (errno.ENOBUFS, errno.ENOMEM)  # the kernel is short of memory for now: not a sign of a death
 ACCEPT_AGAIN_S = 0.5  # after accept failed for lack of descriptors
 
@@ -218,10 +219,11 @@ class Peers:
         answer = Later()
         link = self._links.get(k)
         if link is None:
-            answer.arrive(PeerLost(f"worker {k} is not there"))
+            self._loop.call_soon(answer.arrive, PeerLost(f"worker {k} is not there"))
             return answer
         if len(payload) > PAYLOAD_MAX:
-            answer.arrive(PeerTrouble(f"{len(payload)} bytes are too many for a call"))
+            trouble = PeerTrouble(f"{len(payload)} bytes are too many for a call")
+            self._loop.call_soon(answer.arrive, trouble)
             return answer
         self._last_id += 1
         ends_s = math.inf if timeout_s is None else self._loop.time() + timeout_s
@@ -477,7 +479,8 @@ class Peers:
             if call.ends_s <= now_s:
                 late = f"worker {call.link.k} has not answered in time (kind {call.kind})"
                 self._finish(call_id, TimeoutError(late))
-        self._look_at(min((call.ends_s for call in self._calls.values()), default=math.inf))
+        next_s = min((call.ends_s for call in self._calls.values()), default=math.inf)
+        self._look_at(max(next_s, now_s + LOOK_EVERY_S))  # there may be many of a worker that hangs
 
 
 class _Call(NamedTuple):

@@ -234,17 +234,18 @@ def test_requests_of_clients_that_left_during_a_halt_begin_no_session(tmp_path):
         for member in members:
             assert member.wire.ask(member.beat, 3).error_code == 0
         with halted(broker):
-            for member in members:
-                member.wire.send(member.beat, 3)
-                member.wire.send(member.commit, 7)
-                member.wire.send(member.join(""), 4)
+            for number, member in enumerate(members):
+                requests = [(member.beat, 3), (member.commit, 7), (member.join(""), 4)]
+                for request, version in requests[number % 3 :] + requests[: number % 3]:
+                    member.wire.send(request, version)
                 member.wire.socket.close()
             time.sleep(session_ms / 1000 + 2)
         begun = time.monotonic()
         for number in range(6):
             Member(broker.bootstrap, f"g{number}", session_ms)
         assert time.monotonic() - begun < session_ms / 1000 - 3, broker.log
-        for member in members:  # what they had committed counts
+        # The commit of a first request counts. The kernel may drop the others when the first one is answered.
+        for member in members[1::3]:
             asked = messages.OffsetFetchRequest.Groups(group_id=member.group, topics=None)
             with Wire(broker.bootstrap, timeout=30) as wire:
                 [found] = wire.ask(messages.OffsetFetchRequest(groups=[asked]), 8).groups

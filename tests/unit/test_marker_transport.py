@@ -174,6 +174,41 @@ def test_many_messages_of_markers_let_others_have_their_turn(make_world, monkeyp
     assert max(after - before for before, after in itertools.pairwise([0, *seen, len(written)])) <= 3
 
 
+def test_one_marker_that_fails_or_waits_does_not_keep_the_others_of_its_message(make_world, monkeypatch):
+    world = make_world(1)
+    way = transport(world)
+    monkeypatch.setattr(marker_transport, "ASKED_S", 0.1)
+
+    def write_marker(_services, _topic, index, _entry, done):
+        if index == 0:
+            raise ValueError("broken")
+        if index != 1:  # that one does not become durable
+            done(errors.NONE)
+
+    monkeypatch.setattr(marker_transport, "write_marker", write_marker)
+    topic, count = next((topic, count) for topic, count in TOPICS.items() if count > 2)
+    partitions = [(topic, index) for index in range(count)]
+
+    async def scenario():
+        return unpack_answer(await way._asked(1, pack_markers([(marker(), partitions)])))
+
+    wanted = [errors.UNKNOWN_SERVER_ERROR, errors.REQUEST_TIMED_OUT, *[errors.NONE] * (count - 2)]
+    assert list(world.run(scenario())) == wanted
+
+
+def test_a_marker_that_waited_too_long_is_not_written(make_world, monkeypatch):
+    """Its sender has sent it again, and its producer may have begun another transaction."""
+    world = make_world(1)
+    way = transport(world)
+    monkeypatch.setattr(marker_transport, "ASKED_S", 0.0)
+    monkeypatch.setattr(marker_transport, "write_marker", lambda *_: pytest.fail("it was written"))
+
+    async def scenario():
+        return unpack_answer(await way._asked(1, pack_markers([(marker(), ALL[:1])])))
+
+    assert world.run(scenario()) == (errors.REQUEST_TIMED_OUT,)
+
+
 def test_markers_begin_in_the_next_turn(make_world):
     """The client of the transaction has its answer by then."""
     world = make_world(1)

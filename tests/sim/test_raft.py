@@ -84,7 +84,7 @@ def live(seed: int, *, dynamic: bool = False) -> Quorum:
 @pytest.mark.timeout(3600)
 def test_whatever_happens_nothing_committed_is_lost(seeds):
     committed = 0
-    for seed in seeds(60, 10_000):
+    for seed in seeds(440, 10_000):
         committed += live(seed).checks.end
     assert committed > 0
 

@@ -131,6 +131,8 @@ class Dispatcher:
         answer = None
         if self.router is not None and api.route is not Route.LOCAL:
             answer = at_once(self._routed(api, context, request, frame))
+            if answer is None:
+                connection.answered_here()
         if answer is None:
             answer = self._execute(api, context, request)
         if isinstance(answer, Later):

@@ -34,6 +34,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, 
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from kafkad._native.serving.connection import Connection
 from kafkad.api import list_offsets
 from kafkad.api.context import RequestContext, Services, present
 from kafkad.api.table import Api, Route
@@ -330,6 +331,8 @@ class Router:
         """Return the answer's frame; a message if the worker is gone; None if no answer is available. With a
         Later, `relayed` does the same once it has arrived."""
         waiting = self._ask(worker, api, pack(context, frame))
+        if isinstance(waiting, Later) and isinstance(context.connection, Connection):
+            context.connection.answered_by(worker)
         return waiting if isinstance(waiting, Later) else self.relayed(api, context, request, waiting)
 
     async def relayed(

@@ -152,6 +152,41 @@ class Worker(World):
     def told(self):
         return self.lines
 
+    def answer_for(self, *workers, software=None, state=None):
+        """Its requests count as answered by these workers in turn; -1: by this one."""
+        turns = itertools.cycle(workers)
+
+        def answer(connection, request_id, frame):
+            if software is not None:
+                connection.client_software_name, connection.client_software_version = software, "1.2"
+            connection.state = state
+            worker = next(turns)
+            connection.answered_here() if worker < 0 else connection.answered_by(worker)
+            connection.respond(request_id, frame[4:8], b"!")
+
+        self.answer = answer
+
+    def answer_later(self):
+        """Keep requests for `answer_all`."""
+        self.kept = []
+        self.answer = lambda *request: self.kept.append(request)
+
+    def answer_all(self, worker):
+        for connection, request_id, frame in self.kept:
+            connection.answered_by(worker)
+            connection.respond(request_id, frame[4:8], b"!")
+        self.kept.clear()
+
+    def names(self):
+        """The software of the client of the last call, and its address."""
+        connection = self.calls[-1][0]
+        return (
+            connection.client_software_name,
+            connection.client_software_version,
+            connection.peer_host,
+            connection.peer_port,
+        )
+
     def calls_seen(self):
         return [frame for _, _, frame in self.calls]
 

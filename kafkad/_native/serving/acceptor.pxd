@@ -56,7 +56,11 @@ cdef class Acceptor:
     # Serves a connection from now on. NULL: its host has too many, or epoll refuses it, and it is closed.
     cdef Conn* adopt(self, int fd, str listener, int phase) except? NULL
     cdef Conn* attach(self, writer, str listener, peer, int phase) except? NULL
-    cdef Conn* admit(self, int fd, uint8_t* peer, uint16_t port, PyObject* listener, int phase) except? NULL
+    cdef Conn* admit(
+        self, int fd, uint8_t* peer, uint16_t port, PyObject* listener, int phase, bint served=*) except? NULL
+    cdef bint move(self, Conn* conn) noexcept
+    cdef bint describe(self, Conn* conn, Handed* handed) except -1
+    cdef object settle(self, Conn* conn, const Handed* handed)
     cdef object left(self, bytes host)
 
     cdef bint count_host(self, bytes host, bint limited) except -1
@@ -75,6 +79,8 @@ cdef class Acceptor:
 # A listener is readable, or other workers have handed over connections.
 cdef void accept_some(Acceptor self, Listener* listener) noexcept nogil
 cdef void take_some(Acceptor self) noexcept nogil
+# Gives a connection to the worker that its requests are for, if nothing is under way for it. Returns whether it is gone.
+cdef bint acceptor_move(Conn* conn) noexcept nogil
 # Resumes paused listeners that have room again; called between turns.
 cdef void look_at_rest(Acceptor self) noexcept
 # Resumes paused listeners, if there is room again.

@@ -4,6 +4,12 @@ A listener is read until it is empty, a bounded number of connections per round.
 more connections than another hands the new one over (connection_handover.pyx). Connections from other workers arrive
 through the hand-over's own descriptor.
 
+**Moving.** A connection whose requests are nearly all for another worker (conn_answered) is given to that worker between
+two requests: then its answers take no second process. Clients have a connection of their own to the coordinator of a
+group or of a transaction, and it ends up where the coordinator is. A connection stays if it has state here: TLS, a
+login, a fetch session, anything under way; and if connections of its host are limited, because it would count for no
+worker for a moment.
+
 **Limits.** At max.connections, counted over all workers, a listener pauses: it leaves the epoll set, and new
 connections wait in its backlog until one is closed. If accept fails for lack of descriptors, or for another lasting
 reason, the listener pauses until a connection is closed or RETRY_MS have passed, and logs that at most once in TELL_MS.
@@ -24,13 +30,14 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from kafkad._native.serving.connection cimport (
-    KIND_HANDOVER, KIND_LISTENER, Conn, Core, Timer, clock_us, conn_close, conn_new, core_fatal)
+    KIND_HANDOVER, KIND_LISTENER, Conn, Connection, Core, Timer, clock_us, conn_close, conn_handle, conn_is_quiet,
+    conn_new, core_fatal)
 from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.serving.tls cimport TlsContext
 from kafkad._native.serving.tls_handshakes cimport handshake_begin
 from kafkad._native.shared.connection_handover cimport (
-    LOST, NOTHING, Handed, Handover, handover_give, handover_lock, handover_look, handover_publish, handover_take,
-    handover_unlock)
+    LOST, NOTHING, Handed, Handover, handover_give, handover_lock, handover_look, handover_publish, handover_send,
+    handover_take, handover_unlock)
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 
 from kafkad._native.serving.connection import host_of
@@ -49,8 +56,13 @@ cdef extern from * nogil:
     """
     #include <sys/epoll.h>
     #include <unistd.h>
+
+    static inline void kafkad_epoll_leave(int epoll_fd, int fd) {
+        epoll_ctl(epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+    }
     """
     int EPOLL_CTL_ADD, EPOLL_CTL_DEL
+    void kafkad_epoll_leave(int epoll_fd, int fd)
     int close(int fd)
 
 cdef enum:
@@ -157,6 +169,15 @@ cdef void take_some(Acceptor self) noexcept nogil:
     with gil:
         for i in range(count):
             self.welcome_handed(fds[i], &handed[i])
+
+
+cdef bint acceptor_move(Conn* conn) noexcept nogil:
+    cdef bint moved
+    if not conn_is_quiet(conn):
+        return False
+    with gil:
+        moved = (<Acceptor>conn.core.acceptor).move(conn)
+    return moved
 
 
 cdef int64_t connection_count(Acceptor self) noexcept nogil:
@@ -307,6 +328,7 @@ cdef class Acceptor:
 
     cdef void welcome_handed(self, int fd, const Handed* handed) noexcept:
         cdef Listener* listener = self.listener_of(handed.listener)
+        cdef Conn* conn
         self.in_hand -= 1
         try:
             if fd == LOST:
@@ -314,10 +336,81 @@ cdef class Acceptor:
             elif listener is NULL:
                 close(fd)
             else:
-                self.admit(fd, <uint8_t*>handed.peer, handed.peer_port, listener.name, handed.phase)
+                conn = self.admit(
+                    fd, <uint8_t*>handed.peer, handed.peer_port, listener.name, handed.phase, handed.served)
+                if conn is not NULL and handed.served:
+                    self.settle(conn, handed)
         except BaseException:
             core_fatal(self.core)
         publish_load(self)
+
+    cdef bint move(self, Conn* conn) noexcept:
+        """Give a quiet connection to the worker `conn.away_to`. Return whether it is gone."""
+        cdef Handed handed
+        cdef uint32_t worker = conn.away_to
+        cdef bint gone
+        conn.away = 0                                   # try again after as many requests
+        try:
+            if not self.hands_over or worker >= <uint32_t>self.handover.count or not self.describe(conn, &handed):
+                return False
+        except BaseException:
+            core_fatal(self.core)
+            return False
+        handover_lock(self.handover)
+        gone = handover_send(self.handover, <int>worker, conn.fd, &handed)
+        if gone:
+            handover_publish(self.handover, self.core.stats.connections + self.in_hand - 1)
+        handover_unlock(self.handover)
+        if gone:
+            kafkad_epoll_leave(self.core.epoll_fd, conn.fd)
+            close(conn.fd)                              # the other worker has its own descriptor
+            conn.fd = -1
+            self.core.stats.moved += 1
+            conn_close(conn, NULL)
+        return gone
+
+    cdef bint describe(self, Conn* conn, Handed* handed) except -1:
+        """Fill in what another worker must know of a connection. Return False if it has to stay."""
+        cdef Connection handle = None if conn.handle is NULL else <Connection>conn.handle
+        cdef Listener* listener
+        cdef bytes name = b"", version = b""
+        host = PyBytes_FromStringAndSize(<char*>conn.peer, 16)
+        if self.per_host_overrides.get(host, self.per_host_max) < NO_LIMIT:
+            return False
+        if handle is not None:
+            if handle.state is not None or handle.principal is not None:
+                return False
+            name = (handle.client_software_name or "").encode()
+            version = (handle.client_software_version or "").encode()
+            if len(name) + len(version) > <Py_ssize_t>sizeof(handed.text):
+                return False
+        memset(handed, 0, sizeof(Handed))
+        for address in self.listeners.values():
+            listener = <Listener*><size_t>address
+            if listener.name is conn.listener:
+                break
+        else:
+            return False
+        handed.listener = listener.index
+        handed.phase = <uint16_t>conn.phase
+        handed.peer_port = conn.peer_port
+        memcpy(handed.peer, conn.peer, 16)
+        handed.served = 1
+        handed.name_size = <uint8_t>len(name)
+        handed.version_size = <uint8_t>len(version)
+        memcpy(handed.text, PyBytes_AS_STRING(name), len(name))
+        memcpy(handed.text + len(name), PyBytes_AS_STRING(version), len(version))
+        return True
+
+    cdef object settle(self, Conn* conn, const Handed* handed):
+        """Take over what another worker knew of a connection."""
+        cdef Connection handle = conn_handle(conn)
+        cdef const char* text = <const char*>handed.text
+        self.core.stats.settled += 1
+        if handed.name_size:
+            handle.client_software_name = text[:handed.name_size].decode()
+        if handed.version_size:
+            handle.client_software_version = text[handed.name_size:handed.name_size + handed.version_size].decode()
 
     # -- rates
 
@@ -437,10 +530,11 @@ cdef class Acceptor:
             conn.writer = <PyObject*>writer
         return conn
 
-    cdef Conn* admit(self, int fd, uint8_t* peer, uint16_t port, PyObject* listener, int phase) except? NULL:
+    cdef Conn* admit(self, int fd, uint8_t* peer, uint16_t port, PyObject* listener, int phase,
+                     bint served=False) except? NULL:
         cdef Conn* conn
         host = PyBytes_FromStringAndSize(<char*>peer, 16)
-        if not self.count_host(host, port or fd < 0):
+        if not self.count_host(host, not served and (port or fd < 0)):
             self.core.stats.refused += 1
             limit = self.per_host_overrides.get(host, self.per_host_max)
             self.say(f"refused a connection from {host_of(host)}: max.connections.per.ip is {limit}")
@@ -461,7 +555,7 @@ cdef class Acceptor:
         conn.peer_port = port
         publish_load(self)
         context = self.contexts.get(<object>listener)
-        if context is not None and fd >= 0 and not handshake_begin(conn, <TlsContext>context):
+        if context is not None and fd >= 0 and not served and not handshake_begin(conn, <TlsContext>context):
             conn_close(conn, "OpenSSL has no memory for it")
             return NULL
         return conn

@@ -25,6 +25,8 @@ cdef enum:
     ELEMENTS_PER_FRAME = 16         # this many partitions of a request count as one more frame of the turn
     UNSENT_MAX = 1024 * 1024        # with this many bytes of unsent answers, a connection is not served
     BUFFER_CLASSES = 72
+    MOVE_AT = 32                    # requests for another worker, after which a connection moves there
+    HERE_WEIGHT = 2                 # a request that is answered here outweighs so many of them
     ANSWERS_KEPT = 2
     COPIES_KEPT = 16
     API_KEYS = 128
@@ -154,6 +156,8 @@ cdef struct Conn:
     void* quota                     # what its requests are charged to (quota.pyx), or NULL
     void* pause                     # the timer that ends `muted`, or NULL
     PyObject* rights                # SubjectRights, from its first Produce or Fetch on, if there is an authorizer
+    uint32_t away                   # how far its requests have been for another worker lately: see conn_answered
+    uint32_t away_to                # that worker
 
 cdef struct Stats:
     int64_t connections
@@ -196,6 +200,9 @@ cdef struct Stats:
     int64_t mail_in                 # messages from other workers, and to them
     int64_t mail_out
     int64_t doorbells               # rung for them
+    int64_t hops                    # parts of Produces that were sent to other workers
+    int64_t moved                   # connections that were given to the worker that answered their requests
+    int64_t settled                 # connections that came from other workers in this way
     int64_t requests[API_KEYS]
 
 cdef struct Copy:                   # a small region in `copies`: all waiters of one batch use it
@@ -228,6 +235,8 @@ cdef struct Core:
     uint64_t acl_stamps             # stamps given to subjects so far
     uint64_t acl_asks               # how often the authorizer was asked
     void (*session_left)(Core*, int32_t) noexcept nogil     # a connection with a fetch session was closed
+    PyObject* acceptor              # Acceptor
+    bint (*move)(Conn*) noexcept nogil      # acceptor_move, with several workers; NULL: no other worker takes connections
     Arena* arena                    # source of buffers, so that other workers can read them; NULL: malloc
     uint8_t* scratch                # a buffer; replaced when a request keeps it
     uint32_t scratch_at             # requests keep the part before it; if not 0, the buffer counts as buffered
@@ -291,6 +300,8 @@ cdef void conn_run_chain(Core* core, Conn* first, Conn* last) noexcept nogil   #
 cdef void conn_touch(Conn* conn) noexcept nogil                    # it was active now
 cdef void conn_close(Conn* conn, const char* reason) noexcept nogil
 cdef void conn_reap(Core* core) noexcept nogil                     # frees closed connections
+cdef void conn_answered(Conn* conn) noexcept nogil                 # a request was, or is to be, answered by this worker
+cdef bint conn_is_quiet(Conn* conn) noexcept nogil                 # nothing but its socket says what is to be done for it
 cdef void conn_end(Conn* conn, const char* reason) noexcept nogil      # closes it when its answers are sent
 cdef bint conn_may_serve(Conn* conn, int16_t api_key) noexcept nogil
 

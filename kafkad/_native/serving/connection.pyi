@@ -28,6 +28,10 @@ class Connection:
         """Send header and body, bytes-like; the size is added in front. ValueError if it was answered
         before."""
     def no_response(self, request_id: int) -> None: ...
+    def answered_by(self, worker: int) -> None:
+        """Count a request that another worker answers. After many of them, and few others, the connection
+        moves to that worker."""
+    def answered_here(self) -> None: ...
     def close(self, reason: object = None) -> None: ...
     def feed(self, data: Any) -> int:
         """Add bytes to a connection made by `Reactor.attach`; return how many are kept unserved."""

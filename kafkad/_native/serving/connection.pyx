@@ -450,6 +450,21 @@ cdef void conn_close(Conn* conn, const char* reason) noexcept nogil:
         core_wake(core)
 
 
+cdef void conn_answered(Conn* conn) noexcept nogil:
+    """Count a request that this worker answers. A connection whose requests are for another worker by more than
+    HERE_WEIGHT to one, MOVE_AT requests long, moves there (acceptor.pyx). If they are for both alike, that is as good
+    as impossible."""
+    conn.away -= min(conn.away, <uint32_t>HERE_WEIGHT)
+
+
+cdef bint conn_is_quiet(Conn* conn) noexcept nogil:
+    return (conn.first is NULL and conn.input is NULL and conn.fd >= 0 and conn.tls is NULL and conn.writer is NULL
+            and conn.phase == PHASE_READY and conn.session_expires_ms == 0 and not conn.closed and not conn.hung_up
+            and not conn.blocked and not conn.starved and not conn.late and not conn.busy and not conn.muted
+            and conn.ending is NULL and conn.cold_job is NULL and conn.slicing is NULL and conn.asking is NULL
+            and conn.unpacking == 0 and conn.fetch_session == 0)
+
+
 cdef void conn_end(Conn* conn, const char* reason) noexcept nogil:
     """Close it as Kafka does when bytes do not parse: earlier requests are answered first, within END_MS. The current
     request gets no answer."""
@@ -634,6 +649,8 @@ cdef class Connection:
         if not conn.core.polling:            # a later answer is sent at once
             with nogil:
                 conn_flush(conn)
+                if conn.away >= MOVE_AT and conn.core.move is not NULL:
+                    conn.core.move(conn)
 
     def respond(self, uint32_t request_id, *pieces):
         """Answer a dispatched request with header and body (bytes-like); the size is added in front."""
@@ -652,6 +669,21 @@ cdef class Connection:
             PyBuffer_Release(&view)
         slot_finish(slot)
         self.answered()
+
+    def answered_by(self, uint32_t worker):
+        """Count a request of this connection that another worker answers. See conn_answered."""
+        cdef Conn* conn = self.conn
+        if conn is NULL:
+            return
+        if conn.away and conn.away_to != worker:
+            conn.away -= 1
+            return
+        conn.away_to = worker
+        conn.away += 1
+
+    def answered_here(self):
+        if self.conn is not NULL:
+            conn_answered(self.conn)
 
     def no_response(self, uint32_t request_id):
         """Finish the request without an answer."""

@@ -17,8 +17,8 @@ from libc.string cimport memcpy
 
 from kafkad._native.serving.buffers cimport buffer_is_shared, input_grow, input_release, input_reserve, scratch_keep
 from kafkad._native.serving.connection cimport (
-    API_KEYS, CALLS_PER_TURN, Conn, Core, ELEMENTS_PER_FRAME, FRAMES_PER_TURN, PHASE_AUTHENTICATING, PHASE_READY,
-    SCRATCH_SIZE, SLOTS_MAX, Slot, UNSENT_MAX, conn_close, conn_end, conn_handle, conn_may_serve, conn_run,
+    API_KEYS, CALLS_PER_TURN, Conn, Core, ELEMENTS_PER_FRAME, FRAMES_PER_TURN, MOVE_AT, PHASE_AUTHENTICATING, PHASE_READY,
+    SCRATCH_SIZE, SLOTS_MAX, Slot, UNSENT_MAX, conn_answered, conn_close, conn_end, conn_handle, conn_may_serve, conn_run,
     conn_touch, clock_us, core_fatal, slot_open)
 from kafkad._native.serving.sending cimport conn_flush
 from kafkad._native.serving.fetch cimport fetch_frame
@@ -46,6 +46,7 @@ cdef enum:
     SASL_HANDSHAKE = 17
     # A frame for Python is copied whole, on the loop. Of its contents, at most a record of 1 MB is stored.
     CALL_SIZE_MAX = 16 * 1024 * 1024
+    BULK = 16 * 1024                    # a Produce of this size is read here while its worker appends another one
     BIG_CALL = 256 * 1024               # above this, the objects of a frame are worth a trim of the heap
 
 
@@ -100,6 +101,8 @@ cdef void take_turn(ConnectionTurns turns, Conn* conn) noexcept nogil:
                 conn_run(conn)
         return
     if conn.closed or conn.blocked:
+        return
+    if conn.away >= MOVE_AT and core.move is not NULL and core.move(conn):
         return
     if conn.muted:                                      # the end of the pause queues it again
         if conn.first is not NULL and conn.first.ready and not conn.late:
@@ -359,7 +362,7 @@ cdef bint serve_frame(ConnectionTurns turns, Conn* conn, uint8_t* frame, size_t 
     cdef int32_t correlation_id
     cdef const uint8_t* client
     cdef const char* trouble
-    cdef int64_t slow
+    cdef int64_t slow, hops
 
     if conn.phase == PHASE_AUTHENTICATING:
         if conn.pending_count:
@@ -401,7 +404,10 @@ cdef bint serve_frame(ConnectionTurns turns, Conn* conn, uint8_t* frame, size_t 
                 return True
             if key == 0:
                 slow = core.stats.python_appends
+                hops = core.stats.hops
                 trouble = produce_frame(turns.producing, conn, version, correlation_id, client, client_size, &header)
+                if core.stats.hops == hops or size >= BULK:
+                    conn_answered(conn)
                 if core.stats.python_appends != slow:   # a roll creates files
                     calls[0] -= 1
                     if clock_us() - core.awake_us > CALLS_US_MAX:

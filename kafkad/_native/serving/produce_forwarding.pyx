@@ -102,6 +102,7 @@ cdef int send_append(Forwarding self, HeldProduce* held, uint32_t number, Partit
     self.generation += 1
     self.in_flight += 1
     self.forwarded += 1
+    self.core.stats.hops += 1
     flight = &self.flights[place]
     flight.held = held
     flight.bad = NULL

@@ -18,7 +18,7 @@ from libc.math cimport ceil
 from libc.stdint cimport int16_t, int32_t, int64_t
 from libc.stdlib cimport calloc, free
 
-from kafkad._native.serving.acceptor cimport Acceptor, look_at_rest, resume_listeners
+from kafkad._native.serving.acceptor cimport Acceptor, acceptor_move, look_at_rest, resume_listeners
 from kafkad._native.log.cold_reads cimport cold_hold
 from kafkad._native.serving.connection cimport (
     API_KEYS, Conn, Core, KIND_COMMIT, KIND_LOOP, KIND_MAIL, PHASE_READY, conn_close, conn_handle, conn_reap,
@@ -99,6 +99,9 @@ cdef class Reactor(Rounds):
         self.acceptor = Acceptor(self.log, handover, hosts, connections_max, connections_max_per_ip,
                                  connections_max_per_ip_overrides, send_buffer_bytes, receive_buffer_bytes)
         self.acceptor.core = self.core
+        self.core.acceptor = <PyObject*>self.acceptor
+        if handover is not None:
+            self.core.move = acceptor_move
         self.commits = []
         self.outgoing = []
         self.idle_ms = connections_max_idle_ms

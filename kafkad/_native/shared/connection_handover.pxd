@@ -1,15 +1,19 @@
-"""Choose the worker that serves a new connection. See connection_handover.pyx."""
+"""Choose the worker that serves a connection. See connection_handover.pyx."""
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
 
 from kafkad._native.shared.mailbox cimport WORKERS_MAX
 
-cdef struct Handed:                 # 32 bytes that are sent with a socket
+cdef struct Handed:                 # 256 bytes that are sent with a socket
     uint32_t listener               # index of the reactor's listener, the same in all workers
     uint16_t phase
     uint16_t peer_port
     uint8_t peer[16]
-    uint8_t spare[8]
+    uint8_t served                  # another worker has served it: it counts as one connection of its host already
+    uint8_t name_size               # bytes of the client's software name and version, one after the other in `text`
+    uint8_t version_size
+    uint8_t spare[5]
+    uint8_t text[224]
 
 cdef struct Post:                   # a worker's part of the board, one cache line
     int64_t load                    # connections that it serves or has received; only this worker writes it
@@ -42,6 +46,8 @@ cdef void handover_publish(Handover self, int64_t load) noexcept nogil
 cdef int64_t handover_look(Handover self) noexcept nogil
 # After a look: send the socket to the worker with the smallest load. Return whether it was sent; its fd is closed then.
 cdef bint handover_give(Handover self, int fd, const Handed* handed) noexcept nogil
+# Send the socket to this worker. Return whether it was sent; its fd stays open.
+cdef bint handover_send(Handover self, int worker, int fd, const Handed* handed) noexcept nogil
 # Return the fd of the next socket for this worker, or NOTHING. Return LOST, and shut this worker, if the process has no
 # descriptor left for it.
 cdef int handover_take(Handover self, Handed* handed) noexcept nogil

@@ -1,4 +1,4 @@
-"""Connection handover: choose the worker that serves a new connection.
+"""Connection handover: choose the worker that serves a connection.
 
 The workers listen on one port. The kernel spreads connections over them by a hash, which puts two connections on the
 same worker half of the time. So a worker that accepts a connection, and has more than another worker, sends it to the
@@ -18,12 +18,16 @@ max.connections.per.ip are checked under the same lock, so they hold for all wor
 mutex: if its holder dies, it is released. If its holder is stopped, the others wait PATIENCE_MS once, and then continue
 without the lock.
 
+**Moving.** A worker also sends a connection that it has served, to the worker that answers nearly all of its requests
+(acceptor.pyx). `Handed` says what is known of its client. It counts for the receiver before it stops to count for the
+sender, under the lock.
+
 **Death.** The supervisor keeps the sockets. Connections that are on their way to a dead worker wait for its successor,
 like the backlog of its listener. A worker gets no connections while it is not open: before it has started, while it
 stops, and when the supervisor knows that it has died or hangs. If a socket cannot be sent (too many are on their way),
 the worker that accepted it keeps it.
 
-Beware: send only sockets that were never in an epoll set, because they would stay in the sender's."""
+Beware: a socket stays in an epoll set as long as another process has it open. Remove it there before it is closed."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EINTR, errno
@@ -103,7 +107,7 @@ cdef enum:
     PATIENCE_MS = 500               # a holder that waits for a CPU needs less; a longer wait means that it was stopped
     QUEUE_BYTES = 1 << 20           # requested buffer; the system limits it to what it allows
 
-if sizeof(Handed) != 32 or sizeof(Post) != 64 or sizeof(Board) != 64 or robust_mutex_size > sizeof(Board):
+if sizeof(Handed) != 256 or sizeof(Post) != 64 or sizeof(Board) != 64 or robust_mutex_size > sizeof(Board):
     raise ImportError("the layout of what workers share of connections has changed")
 
 
@@ -143,10 +147,18 @@ cdef bint handover_give(Handover self, int fd, const Handed* handed) noexcept no
             best = worker
     if best == self.me:
         return False
-    while kafkad_send_fd(self.senders[best], fd, handed, sizeof(Handed)) < 0:
+    if not handover_send(self, best, fd, handed):
+        return False
+    close(fd)
+    return True
+
+
+cdef bint handover_send(Handover self, int worker, int fd, const Handed* handed) noexcept nogil:
+    if not is_open(&self.posts[worker].open):
+        return False
+    while kafkad_send_fd(self.senders[worker], fd, handed, sizeof(Handed)) < 0:
         if errno != EINTR:
             return False
-    close(fd)
     self.given += 1
     return True
 

@@ -3,7 +3,8 @@
     python -m bench.instant [SECONDS]
 
 This broker keeps nothing and decides nothing: it answers Produce and the requests of transactions with
-success. No broker can give these clients more transactions a second, or a shorter commit.
+success, as Python decodes and encodes them. Figures of a real broker that come near these say more about
+the client than about the broker.
 """
 
 import json

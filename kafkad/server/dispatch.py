@@ -184,6 +184,8 @@ class Dispatcher:
             answer = None
             if self.router is not None and api.route is not Route.LOCAL:
                 answer = yield from self._routed(api, context, request, frame)
+                if answer is None:
+                    connection.answered_here()
                 if isinstance(answer, Later):
                     answer = self._relayed(api, context, request, answer)
                 stays = inspect.isawaitable(answer) and api.key not in HELD

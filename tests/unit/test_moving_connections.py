@@ -180,6 +180,46 @@ def test_on_its_way_to_a_dead_worker_it_waits_for_the_successor(make):
     workers.ask_until(0, "stats", want=lambda stats: stats["connections"] == 1)
 
 
+def test_new_connections_are_spread_as_if_none_had_moved(make):
+    workers = make(2)
+    for worker in (0, 1):
+        workers.ask(worker, "answer_for", 1)
+    clients = [connected(workers)]
+    for _ in range(19):
+        clients.append(WorkersClient(("127.0.0.1", workers.ask(0, "port"))))
+        ask(clients[-1])
+    workers.clients.extend(clients[1:])
+    for client in clients:
+        for number in range(2 * MOVE_AT):
+            ask(client, number)
+    assert served(workers) == [0, 20]
+    more = [WorkersClient(("127.0.0.1", workers.ask(0, "port"))) for _ in range(20)]
+    workers.clients.extend(more)
+    for client in more:
+        ask(client)
+    new = served(workers)
+    # 10 stayed where they came to, and the new ones are spread beside these
+    assert new == [15, 25], new
+    for client in clients:
+        client.socket.close()
+    workers.ask_until(1, "stats", want=lambda stats: stats["settled"] == 0)
+
+
+def test_no_worker_gets_far_more_than_the_others(make):
+    workers = make(4)
+    for worker in range(4):
+        workers.ask(worker, "answer_for", 3)
+    clients = [connected(workers)]
+    for _ in range(199):
+        clients.append(WorkersClient(("127.0.0.1", workers.ask(0, "port"))))
+        ask(clients[-1])
+    workers.clients.extend(clients[1:])
+    for client in clients:
+        for number in range(3 * MOVE_AT):
+            ask(client, number)
+    assert served(workers)[3] == 64 + 2 * 200 // 4
+
+
 def test_max_connections_counts_it_once(make):
     workers = make(2, connections_max=2)
     client = connected(workers)

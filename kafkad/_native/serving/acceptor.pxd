@@ -58,8 +58,8 @@ cdef class Acceptor:
     cdef Conn* attach(self, writer, str listener, peer, int phase) except? NULL
     cdef Conn* admit(
         self, int fd, uint8_t* peer, uint16_t port, PyObject* listener, int phase, bint served=*) except? NULL
-    cdef bint move(self, Conn* conn) noexcept
-    cdef bint describe(self, Conn* conn, Handed* handed) except -1
+    cdef bint describe(self, Conn* conn, Handed* handed) noexcept
+    cdef bint described(self, Conn* conn, Handed* handed) except -1
     cdef object settle(self, Conn* conn, const Handed* handed)
     cdef object left(self, bytes host)
 

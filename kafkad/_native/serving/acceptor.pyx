@@ -36,7 +36,7 @@ from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.serving.tls cimport TlsContext
 from kafkad._native.serving.tls_handshakes cimport handshake_begin
 from kafkad._native.shared.connection_handover cimport (
-    LOST, NOTHING, Handed, Handover, handover_give, handover_lock, handover_look, handover_publish, handover_send,
+    LOST, NOTHING, Handed, Handover, handover_give, handover_lock, handover_look, handover_move, handover_publish,
     handover_take, handover_unlock)
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 
@@ -172,12 +172,32 @@ cdef void take_some(Acceptor self) noexcept nogil:
 
 
 cdef bint acceptor_move(Conn* conn) noexcept nogil:
-    cdef bint moved
-    if not conn_is_quiet(conn):
-        return False
+    return conn_is_quiet(conn) and move(<Acceptor>conn.core.acceptor, conn)
+
+
+cdef bint move(Acceptor self, Conn* conn) noexcept nogil:
+    cdef Core* core = self.core
+    cdef Handed handed
+    cdef int worker = <int>conn.away_to
+    cdef bint may_leave, gone
+    conn.away = 0                                       # try again after as many requests
     with gil:
-        moved = (<Acceptor>conn.core.acceptor).move(conn)
-    return moved
+        may_leave = self.describe(conn, &handed)
+    if not may_leave:
+        return False
+    handover_lock(self.handover)
+    handover_look(self.handover)
+    gone = handover_move(self.handover, worker, conn.fd, &handed)
+    if gone:
+        handover_publish(self.handover, core.stats.connections + self.in_hand - 1, core.stats.settled - conn.settled)
+    handover_unlock(self.handover)
+    if gone:
+        kafkad_epoll_leave(core.epoll_fd, conn.fd)
+        close(conn.fd)                                  # the other worker has its own descriptor
+        conn.fd = -1
+        core.stats.moved += 1
+        conn_close(conn, NULL)
+    return gone
 
 
 cdef int64_t connection_count(Acceptor self) noexcept nogil:
@@ -189,7 +209,7 @@ cdef int64_t connection_count(Acceptor self) noexcept nogil:
 
 cdef inline void publish_load(Acceptor self) noexcept nogil:
     if self.hands_over:
-        handover_publish(self.handover, self.core.stats.connections + self.in_hand)
+        handover_publish(self.handover, self.core.stats.connections + self.in_hand, self.core.stats.settled)
 
 
 cdef void rest(Acceptor self, Listener* listener) noexcept nogil:
@@ -344,33 +364,17 @@ cdef class Acceptor:
             core_fatal(self.core)
         publish_load(self)
 
-    cdef bint move(self, Conn* conn) noexcept:
-        """Give a quiet connection to the worker `conn.away_to`. Return whether it is gone."""
-        cdef Handed handed
-        cdef uint32_t worker = conn.away_to
-        cdef bint gone
-        conn.away = 0                                   # try again after as many requests
+    cdef bint describe(self, Conn* conn, Handed* handed) noexcept:
+        """Fill in what another worker must know of a connection. Return False if it has to stay."""
         try:
-            if not self.hands_over or worker >= <uint32_t>self.handover.count or not self.describe(conn, &handed):
-                return False
+            return self.described(conn, handed)
+        except MemoryError:
+            return False
         except BaseException:
             core_fatal(self.core)
             return False
-        handover_lock(self.handover)
-        gone = handover_send(self.handover, <int>worker, conn.fd, &handed)
-        if gone:
-            handover_publish(self.handover, self.core.stats.connections + self.in_hand - 1)
-        handover_unlock(self.handover)
-        if gone:
-            kafkad_epoll_leave(self.core.epoll_fd, conn.fd)
-            close(conn.fd)                              # the other worker has its own descriptor
-            conn.fd = -1
-            self.core.stats.moved += 1
-            conn_close(conn, NULL)
-        return gone
 
-    cdef bint describe(self, Conn* conn, Handed* handed) except -1:
-        """Fill in what another worker must know of a connection. Return False if it has to stay."""
+    cdef bint described(self, Conn* conn, Handed* handed) except -1:
         cdef Connection handle = None if conn.handle is NULL else <Connection>conn.handle
         cdef Listener* listener
         cdef bytes name = b"", version = b""
@@ -404,9 +408,11 @@ cdef class Acceptor:
 
     cdef object settle(self, Conn* conn, const Handed* handed):
         """Take over what another worker knew of a connection."""
-        cdef Connection handle = conn_handle(conn)
+        cdef Connection handle
         cdef const char* text = <const char*>handed.text
+        conn.settled = True
         self.core.stats.settled += 1
+        handle = conn_handle(conn)
         if handed.name_size:
             handle.client_software_name = text[:handed.name_size].decode()
         if handed.version_size:

@@ -158,10 +158,11 @@ cdef struct Conn:
     PyObject* rights                # SubjectRights, from its first Produce or Fetch on, if there is an authorizer
     uint32_t away                   # how far its requests have been for another worker lately: see conn_answered
     uint32_t away_to                # that worker
+    bint settled                    # it has moved to this worker
 
 cdef struct Stats:
     int64_t connections
-    int64_t accepted
+    int64_t accepted                # with those that have moved here; `closed` has those that have moved away
     int64_t refused                 # over max.connections.per.ip, or over the rate of its address
     int64_t closed
     int64_t expired_idle
@@ -202,7 +203,7 @@ cdef struct Stats:
     int64_t doorbells               # rung for them
     int64_t hops                    # parts of Produces that were sent to other workers
     int64_t moved                   # connections that were given to the worker that answered their requests
-    int64_t settled                 # connections that came from other workers in this way
+    int64_t settled                 # connections of now that came from other workers in this way
     int64_t requests[API_KEYS]
 
 cdef struct Copy:                   # a small region in `copies`: all waiters of one batch use it

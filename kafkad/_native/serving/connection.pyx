@@ -439,6 +439,7 @@ cdef void conn_close(Conn* conn, const char* reason) noexcept nogil:
     while conn.first is not NULL:
         slot_free(conn.first)
     core.stats.connections -= 1
+    core.stats.settled -= conn.settled
     core.stats.closed += 1
     with gil:
         conn_closed(conn, reason)
@@ -451,9 +452,9 @@ cdef void conn_close(Conn* conn, const char* reason) noexcept nogil:
 
 
 cdef void conn_answered(Conn* conn) noexcept nogil:
-    """Count a request that this worker answers. A connection whose requests are for another worker by more than
-    HERE_WEIGHT to one, MOVE_AT requests long, moves there (acceptor.pyx). If they are for both alike, that is as good
-    as impossible."""
+    """Count a request that this worker answers, or a Fetch. A connection whose requests are for another worker by more
+    than HERE_WEIGHT to one, MOVE_AT requests long, moves there (acceptor.pyx). If they are for both alike, that is as
+    good as impossible."""
     conn.away -= min(conn.away, <uint32_t>HERE_WEIGHT)
 
 

@@ -414,6 +414,7 @@ cdef bint serve_frame(ConnectionTurns turns, Conn* conn, uint8_t* frame, size_t 
                         calls[0] = 0
             else:
                 trouble = fetch_frame(turns.fetching, conn, version, correlation_id, client, client_size, &header)
+                conn_answered(conn)                     # any worker could, but only the owner need not be woken
             if trouble is not NULL:
                 core.stats.bad_frames += 1
                 conn_end(conn, trouble)

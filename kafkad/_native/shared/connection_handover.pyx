@@ -13,14 +13,15 @@ instruction leaves no wrong count: the supervisor resets its count, connections 
 those that it did not send are closed with its descriptors.
 
 **Exactness.** Comparing, choosing and sending is one step under a lock. Receiving and publishing is another. While
-connections only come, the loads of two workers differ by at most one, however many come at once. max.connections and
+connections only come, the loads of two workers differ by at most one, however many come at once. Connections that have
+moved are not compared, because they say nothing of how the kernel spreads new ones, and a client can cause them. max.connections and
 max.connections.per.ip are checked under the same lock, so they hold for all workers together. The lock is a robust
 mutex: if its holder dies, it is released. If its holder is stopped, the others wait PATIENCE_MS once, and then continue
 without the lock.
 
 **Moving.** A worker also sends a connection that it has served, to the worker that answers nearly all of its requests
 (acceptor.pyx). `Handed` says what is known of its client. It counts for the receiver before it stops to count for the
-sender, under the lock.
+sender, under the lock. No worker gets far more than the others in this way, because its descriptors are limited.
 
 **Death.** The supervisor keeps the sockets. Connections that are on their way to a dead worker wait for its successor,
 like the backlog of its listener. A worker gets no connections while it is not open: before it has started, while it
@@ -106,8 +107,10 @@ cdef extern from * nogil:
 cdef enum:
     PATIENCE_MS = 500               # a holder that waits for a CPU needs less; a longer wait means that it was stopped
     QUEUE_BYTES = 1 << 20           # requested buffer; the system limits it to what it allows
+    MOVED_SHARE = 2                 # no connection moves to a worker that has so many times the mean of all, and
+    MOVED_MIN = 64                  # so many more
 
-if sizeof(Handed) != 256 or sizeof(Post) != 64 or sizeof(Board) != 64 or robust_mutex_size > sizeof(Board):
+if sizeof(Handed) != 128 or sizeof(Post) != 64 or sizeof(Board) != 64 or robust_mutex_size > sizeof(Board):
     raise ImportError("the layout of what workers share of connections has changed")
 
 
@@ -124,8 +127,9 @@ cdef void handover_unlock(Handover self) noexcept nogil:
         robust_mutex_give(&self.board.lock)
 
 
-cdef void handover_publish(Handover self, int64_t load) noexcept nogil:
+cdef void handover_publish(Handover self, int64_t load, int64_t settled) noexcept nogil:
     store_load(&self.posts[self.me].load, load)
+    store_load(&self.posts[self.me].settled, settled)
 
 
 cdef int64_t handover_look(Handover self) noexcept nogil:
@@ -134,6 +138,7 @@ cdef int64_t handover_look(Handover self) noexcept nogil:
     for worker in range(self.count):
         self.seen[worker] = (
             load_of(&self.posts[worker].load) + kafkad_unread(self.receivers[worker]) // <int64_t>sizeof(Handed))
+        self.fresh[worker] = self.seen[worker] - load_of(&self.posts[worker].settled)
         total += self.seen[worker]
     return total
 
@@ -143,7 +148,7 @@ cdef bint handover_give(Handover self, int fd, const Handed* handed) noexcept no
     cdef int i, worker
     for i in range(1, self.count):                  # of the least loaded workers, the next one after me
         worker = (self.me + i) % self.count
-        if self.seen[worker] < self.seen[best] and is_open(&self.posts[worker].open):
+        if self.fresh[worker] < self.fresh[best] and is_open(&self.posts[worker].open):
             best = worker
     if best == self.me:
         return False
@@ -151,6 +156,16 @@ cdef bint handover_give(Handover self, int fd, const Handed* handed) noexcept no
         return False
     close(fd)
     return True
+
+
+cdef bint handover_move(Handover self, int worker, int fd, const Handed* handed) noexcept nogil:
+    cdef int64_t total = 0
+    cdef int each
+    for each in range(self.count):
+        total += self.seen[each]
+    if worker == self.me or self.seen[worker] >= MOVED_MIN + total * MOVED_SHARE // self.count:
+        return False
+    return handover_send(self, worker, fd, handed)
 
 
 cdef bint handover_send(Handover self, int worker, int fd, const Handed* handed) noexcept nogil:
@@ -223,7 +238,7 @@ cdef class Handover:
         self.locked = self.impatient = self.serving = False
         self.given = self.taken = 0
         store_open(&self.posts[me].open, 0)
-        handover_publish(self, 0)
+        handover_publish(self, 0, 0)
 
     def fileno(self):
         return self.receivers[self.me]
@@ -244,6 +259,7 @@ cdef class Handover:
     def bury(self, int worker):
         self.shut(worker)
         store_load(&self.posts[worker].load, 0)
+        store_load(&self.posts[worker].settled, 0)
 
     def leave(self):
         cdef Handed handed
@@ -272,8 +288,8 @@ cdef class Handover:
     def unlock(self):
         handover_unlock(self)
 
-    def publish(self, int64_t load):
-        handover_publish(self, load)
+    def publish(self, int64_t load, int64_t settled=0):
+        handover_publish(self, load, settled)
 
     def give(self, int fd, uint32_t listener, int phase=2, bytes peer=bytes(16), int port=0):
         """Compare, choose and send under the lock, as the reactor does. If the connection stays here, count it as ours."""
@@ -290,7 +306,7 @@ cdef class Handover:
         handover_look(self)
         given = handover_give(self, fd, &handed)
         if not given:
-            handover_publish(self, load_of(&self.posts[self.me].load) + 1)
+            handover_publish(self, load_of(&self.posts[self.me].load) + 1, load_of(&self.posts[self.me].settled))
         handover_unlock(self)
         return given
 

@@ -73,7 +73,13 @@ KAFKAD_CRC32_SSE41 static inline __m128i kafkad_crc32_onto(__m128i x, __m128i k,
     return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(x, k, 0x11), low), ahead);
 }
 
-/* `n` is a multiple of 16, and `x` what all bytes before `p` are folded to. */
+/* Shuffles that move the bytes of a register by up to 16 places up (loaded below 16) or down (loaded above). */
+static const uint8_t kafkad_crc32_moves[48] __attribute__((aligned(16))) = {
+    128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 0,   1,   2,   3,   4,   5,   6,   7,
+    8,   9,   10,  11,  12,  13,  14,  15,  128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128,
+};
+
+/* `x` is what all bytes before `p` are folded to: at least 16. */
 KAFKAD_CRC32_SSE41 static inline uint32_t kafkad_crc32_reduced(__m128i x, const uint8_t *p, size_t n) {
     const __m128i near = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
     const __m128i last = _mm_set_epi64x(0, 0x0163cd6124);
@@ -82,6 +88,13 @@ KAFKAD_CRC32_SSE41 static inline uint32_t kafkad_crc32_reduced(__m128i x, const 
     __m128i other;
     for (; n >= 16; p += 16, n -= 16)
         x = kafkad_crc32_onto(x, near, _mm_loadu_si128((const __m128i *)p));
+    if (n) { /* fold the first n bytes of x onto the 16 bytes that follow: the others of x, then the last n */
+        __m128i up = _mm_loadu_si128((const __m128i *)(kafkad_crc32_moves + n));
+        __m128i down = _mm_loadu_si128((const __m128i *)(kafkad_crc32_moves + n + 16));
+        __m128i last_bytes = _mm_loadu_si128((const __m128i *)(p + n - 16));
+        other = _mm_blendv_epi8(last_bytes, _mm_shuffle_epi8(x, down), up);
+        x = kafkad_crc32_onto(_mm_shuffle_epi8(x, up), near, other);
+    }
     other = _mm_clmulepi64_si128(x, near, 0x10);
     x = _mm_xor_si128(_mm_srli_si128(x, 8), other);
     other = _mm_srli_si128(x, 4);
@@ -91,7 +104,7 @@ KAFKAD_CRC32_SSE41 static inline uint32_t kafkad_crc32_reduced(__m128i x, const 
     return (uint32_t)_mm_extract_epi32(_mm_xor_si128(x, other), 1);
 }
 
-/* `n` is a multiple of 16 and at least 64. */
+/* `n` is at least 64. */
 KAFKAD_CRC32_SSE41 static uint32_t kafkad_crc32_fold(uint32_t crc, const uint8_t *p, size_t n) {
     const __m128i far = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4);
     const __m128i near = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
@@ -113,7 +126,7 @@ KAFKAD_CRC32_AVX512 static inline __m512i kafkad_crc32_wide(__m512i x, __m512i k
     return _mm512_ternarylogic_epi64(low, high, ahead, 0x96); /* XOR of three */
 }
 
-/* `n` is a multiple of 16 and at least 256. */
+/* `n` is at least 256. */
 KAFKAD_CRC32_AVX512 static uint32_t kafkad_crc32_fold_wide(uint32_t crc, const uint8_t *p, size_t n) {
     __m512i x[4], k[4];
     for (int i = 0; i < 4; i++) {
@@ -165,15 +178,10 @@ static uint32_t kafkad_crc32_sliced(uint32_t crc, const uint8_t *p, size_t n) {
 static uint32_t kafkad_crc32(uint32_t crc, const uint8_t *p, size_t n) {
     crc = ~crc;
 #if defined(__x86_64__)
-    if (n >= 64 && kafkad_crc32_folds) {
-        size_t whole = n & ~(size_t)15;
-        if (n >= 256 && kafkad_crc32_folds == 256)
-            crc = kafkad_crc32_fold_wide(crc, p, whole);
-        else
-            crc = kafkad_crc32_fold(crc, p, whole);
-        p += whole;
-        n -= whole;
-    }
+    if (n >= 256 && kafkad_crc32_folds == 256)
+        return ~kafkad_crc32_fold_wide(crc, p, n);
+    if (n >= 64 && kafkad_crc32_folds)
+        return ~kafkad_crc32_fold(crc, p, n);
 #endif
     return ~kafkad_crc32_sliced(crc, p, n);
 }

@@ -25,7 +25,7 @@ from kafkad.protocol.legacy_records import LegacyEntry
 from kafkad.protocol.lz4_headers import with_broken_lz4_checksum
 
 ANSWER_BYTES: Final = 1 << 20  # for all partitions of an answer; a first message may be larger
-READ_BYTES: Final = 128 << 10  # of a file, per step
+READ_BYTES: Final = 128 << 10  # of bytes, per step
 LARGE: Final = 1 << 20
 GZIP_LEVEL: Final = 1  # for uncompressed data: three times as fast as the default
 LOOP_PACKED: Final = 16 << 10  # of a compressed batch, which must be decompressed and compressed
@@ -114,10 +114,17 @@ class DownConversion:
     def _convert(self, source: Source, converter: DownConverter, magic: int) -> Generator[int, None, int]:
         """Return the error code for the data after the converted part."""
         at = 0
-        buffer = bytearray(min(READ_BYTES, source.size))
         while at < source.size and not converter.full:
-            data = _read(source, at, buffer)
             begun = at
+            if isinstance(source.data, bytes):
+                data = _read(source, at, bytearray(READ_BYTES))
+            else:
+                end = source.position + source.size
+                at = converter.convert_file(source.data, source.position + at, end) - source.position
+                if at > begun:
+                    yield at - begun
+                    continue
+                data = converter.unread
             while not converter.full:  # all that was read: batches one by one, where they are compressed
                 done = converter.convert(data, at - begun) - (at - begun)
                 if done == 0:

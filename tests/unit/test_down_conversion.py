@@ -179,6 +179,27 @@ def test_files_are_read_piece_by_piece(tmp_path):
     assert convert_file(descriptor, 500).code == errors.KAFKA_STORAGE_ERROR
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_file_gives_the_same_answer_as_bytes(tmp_path, mixed):
+    rng = random.Random(11)
+    data, base = b"", 0
+    for size in (10, 70_000, 5, 60_000, 300_000, 20, 131_000, 1, 64_000, 64_000, 64_000, 2):
+        rows = [(b"k", rng.randbytes(size // 10), 5)] * 10
+        data += batch(base, rows, rng.choice((0, 1)) if mixed else 0)
+        base += 10
+    path = tmp_path / "log"
+    path.write_bytes(b"before" + data)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        for _ in range(100):
+            offset, limit = rng.randrange(base), rng.choice((100, 5_000, 200_000, LARGE))
+            size, version = rng.choice((len(data), rng.randrange(len(data)))), rng.randrange(4)
+            (of_file,) = converted([(descriptor, 6, size, offset, limit)], version, LARGE)
+            assert of_file == converted([(data, 0, size, offset, limit)], version, LARGE)[0]
+    finally:
+        os.close(descriptor)
+
+
 def convert_file(descriptor, size):
     return converted([(descriptor, 6, size, 0, LARGE)], 3, LARGE)[0]
 

@@ -12,10 +12,12 @@ Beware: records come from a log, so they are complete. Anything that does not pa
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from cpython.buffer cimport PyBuffer_FillInfo
+from libc.errno cimport errno
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
+from posix.unistd cimport pread
 
 from kafkad._native.wire.batch cimport (
     BatchHeader, BatchInfo, COMPRESSION_MASK, CONTROL, HEADER_SIZE, LENGTH_OVERHEAD, RECORD_COMPLETE, RECORD_INCOMPLETE,
@@ -26,6 +28,8 @@ from kafkad._native.wire.crc32 cimport crc32
 from kafkad._native.wire.primitives cimport get_i32, get_i64, put_i32, put_i64
 
 from kafkad._native.wire.malformed import Malformed
+
+import os
 
 cdef enum:
     SET_CRC_AT = 12
@@ -46,6 +50,7 @@ cdef enum Outcome:
 cdef enum:
     BLOCK = (1 << 20) + (64 << 10)      # a whole answer, if no message is larger
     SPARE_MAX = 2
+    READ_BYTES = 128 << 10              # of a file, at once
 
 cdef void* spare[SPARE_MAX]
 cdef int spare_count = 0
@@ -112,6 +117,14 @@ cdef void give_back_spare_blocks() noexcept:
         munmap(spare[spare_count], BLOCK)
 
 
+cdef int accept(int outcome, int64_t position) except -1:
+    if outcome == NO_MEMORY:
+        raise MemoryError
+    if outcome == BROKEN:
+        raise Malformed(f"a batch at position {position} does not parse")
+    return 0
+
+
 cdef class DownConverter:
     """Build one partition's messages of an answer, with `magic` 0 or 1, from `from_offset` on."""
 
@@ -127,6 +140,9 @@ cdef class DownConverter:
     cdef uint8_t* cut                   # an incomplete record at the end of a piece of a compressed batch
     cdef size_t cut_size
     cdef size_t cut_capacity
+    cdef bytearray read                 # what convert_file read: `read_size` bytes from `read_position` on
+    cdef size_t read_size
+    cdef int64_t read_position
     cdef int64_t wrapped_base           # offset of the first record of the compressed batch, -1 before it
     cdef int64_t wrapped_last
     cdef int64_t wrapped_max
@@ -234,37 +250,84 @@ cdef class DownConverter:
         self.next_offset = get_i64(data) + 1
         return FULL if self.full else DONE
 
+    cdef int convert_batches(self, const uint8_t* p, size_t end, size_t* position) noexcept nogil:
+        cdef size_t size, at = position[0]
+        cdef int outcome = DONE
+        cdef BatchInfo info
+        while outcome == DONE and not self.full and at + MAGIC_AT < end:
+            size = <size_t>max(get_i32(p + at + LENGTH_AT), 0) + LENGTH_OVERHEAD
+            if size > end - at:
+                break
+            if p[at + MAGIC_AT] < 2:
+                if p[at + MAGIC_AT] > self.magic:
+                    break
+                outcome = self.older_message(p + at, size)
+            elif parse_header(p + at, end - at, &info) != 0:
+                outcome = BROKEN
+            elif info.attributes & CONTROL:
+                self.next_offset = info.base_offset + info.last_offset_delta + 1
+            elif info.attributes & COMPRESSION_MASK:
+                break
+            else:
+                outcome = self.plain_batch(p + at, &info)
+            if outcome == DONE:
+                at += size
+        position[0] = at
+        return outcome
+
     def convert(self, const uint8_t[::1] data not None, Py_ssize_t position):
         """Convert the batches from `position` on. Stop before a batch that is compressed, incomplete or larger than the
         room, and before a message of magic 1 for a client of magic 0. Return the position where it stopped."""
         cdef const uint8_t* p = &data[0] if data.shape[0] else NULL
-        cdef size_t size, end = <size_t>data.shape[0], at = <size_t>position
-        cdef int outcome = DONE
-        cdef BatchInfo info
+        cdef size_t end = <size_t>data.shape[0], at = <size_t>position
+        cdef int outcome
         with nogil:
-            while outcome == DONE and not self.full and at + MAGIC_AT < end:
-                size = <size_t>max(get_i32(p + at + LENGTH_AT), 0) + LENGTH_OVERHEAD
-                if size > end - at:
-                    break
-                if p[at + MAGIC_AT] < 2:
-                    if p[at + MAGIC_AT] > self.magic:
-                        break
-                    outcome = self.older_message(p + at, size)
-                elif parse_header(p + at, end - at, &info) != 0:
-                    outcome = BROKEN
-                elif info.attributes & CONTROL:
-                    self.next_offset = info.base_offset + info.last_offset_delta + 1
-                elif info.attributes & COMPRESSION_MASK:
-                    break
-                else:
-                    outcome = self.plain_batch(p + at, &info)
-                if outcome == DONE:
-                    at += size
-        if outcome == NO_MEMORY:
-            raise MemoryError
-        if outcome == BROKEN:
-            raise Malformed(f"a batch at position {at} does not parse")
+            outcome = self.convert_batches(p, end, &at)
+        accept(outcome, <int64_t>at)
         return <Py_ssize_t>at
+
+    def convert_file(self, int fd, int64_t position, int64_t end):
+        """Read at most READ_BYTES of a file, and convert their batches like `convert`. Return the position where it stopped.
+        What was read from there on is in `unread`, and is not read again. Raises OSError."""
+        cdef size_t used = self.read_size
+        cdef int64_t wanted, got = 0
+        cdef int outcome = DONE
+        cdef int failure = 0
+        cdef uint8_t* read
+        if self.read is None:
+            self.read = PyByteArray_FromStringAndSize(NULL, READ_BYTES)
+        read = <uint8_t*>PyByteArray_AS_STRING(self.read)
+        if self.read_position <= position <= self.read_position + <int64_t>self.read_size:
+            used = <size_t>(position - self.read_position)
+        with nogil:
+            self.drop_read(read, used, position)
+            wanted = min(<int64_t>(READ_BYTES - self.read_size), end - position - <int64_t>self.read_size)
+            if wanted > 0:
+                got = pread(fd, read + self.read_size, <size_t>wanted, position + <int64_t>self.read_size)
+            if got < 0:
+                failure = errno
+            else:
+                self.read_size += <size_t>got
+                used = 0
+                outcome = self.convert_batches(read, self.read_size, &used)
+                position += <int64_t>used
+                self.drop_read(read, used, position)
+        if failure:
+            raise OSError(failure, os.strerror(failure))
+        accept(outcome, position)
+        return position
+
+    cdef void drop_read(self, uint8_t* read, size_t used, int64_t position) noexcept nogil:
+        """Forget the first `used` bytes of what was read. The rest is at `position` of the file."""
+        self.read_size -= used
+        self.read_position = position
+        if used and self.read_size:
+            memmove(read, read + used, self.read_size)
+
+    @property
+    def unread(self):
+        """What `convert_file` read and did not convert."""
+        return memoryview(self.read)[:self.read_size]
 
     # -- a compressed batch
 

@@ -29,7 +29,7 @@ UNITS = (
     " partition_table produce_gate produce_gate_answers produce_slices producer_ids proto_columns"
     " protocol_codec reactor reactor_chaos reactor_fetch reactor_hunts reactor_limits"
     " reactor_old_fetch reactor_produce reactor_steady record_columns record_encode records"
-    " segment_scan topic_rights unpacking unpacking_stress value_fuzz value_options watermarks"
+    " segment_scan topic_rights unpacking unpacking_stress value_fuzz value_options watermarks whole_sets"
 )
 MORE = ("tests/fuzz/test_login_fuzz.py",)  # with brokers of this build
 # tests that measure time or memory are meaningless in this build

@@ -31,7 +31,7 @@ from kafkad.protocol.errors import (
     OFFSET_OUT_OF_RANGE,
     KafkaError,
 )
-from kafkad.protocol.message_sets import is_message_set
+from kafkad.protocol.message_sets import MAGIC_AT
 from kafkad.protocol.validation import InvalidBatch
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def begin(
     batch: Any = records
     if memoryview(records).readonly:
         batch = bytearray(records)
-    kind = PendingSet if is_message_set(batch) else PendingAppend
+    kind = PendingSet if len(batch) <= MAGIC_AT or batch[MAGIC_AT] < 2 else PendingAppend
     result = None
     if kind is PendingAppend:
         result = _append_checked(log, ahead, batch, now_ms, False, admission, guard)

@@ -1,6 +1,7 @@
 """Convert a client's message set of magic 0 or 1 to a v2 batch, because a log holds v2 batches only (Kafka's
 LogValidator).
 
+Small, plain sets do not come here if they are good (`WholeSets` in `_native/wire/message_set`). For the rest,
 `MessageSet` checks the set (sizes, CRCs, codecs). Then `UpConverter` converts its messages to the records of
 one v2 batch, which is compressed with the topic's codec. Both work piece by piece. Memory is bounded by a
 piece, a message that a piece cuts, and the new batch, which is not larger than max.message.bytes.
@@ -30,12 +31,6 @@ MAGIC_AT: Final = 16
 CHECKED_PIECE: Final = 256 << 10
 MEMORY_STEP: Final = 1 << 20
 GZIP_LEVEL: Final = 3  # if the producer chose the codec: twice as fast as the default, up to 10% larger
-
-
-def is_message_set(records: Any) -> bool:
-    """Return whether these are messages of magic 0 or 1, or too few bytes for any, because a set may be
-    empty."""
-    return len(records) <= MAGIC_AT or records[MAGIC_AT] < 2
 
 
 class SetValidation(Validation):

@@ -46,6 +46,9 @@ cdef class PartitionAppends(PartitionFlushes):
     # `info.guard`.
     cdef int append(self, uint8_t* records, size_t size, int64_t now_ms, AppendInfo* info) noexcept nogil
 
+    # Appends a v2 batch that was made of a client's message set, after `append` returned NEED_PYTHON for the set.
+    cdef int append_made(self, uint8_t* batch, size_t size, int64_t now_ms, AppendInfo* info) noexcept nogil
+
     cdef int admit(self, const uint8_t* records, int64_t now_ms, bint last, AppendInfo* info) noexcept nogil
     cdef int append_checked(self, uint8_t* records, size_t size, int origin, int32_t epoch, int64_t now_ms,
                             AppendInfo* info) noexcept nogil

@@ -230,6 +230,9 @@ cdef class PartitionAppends(PartitionFlushes):
             return code
         return self.append_checked(records, size, CLIENT, self.row.leader_epoch, now_ms, info)
 
+    cdef int append_made(self, uint8_t* batch, size_t size, int64_t now_ms, AppendInfo* info) noexcept nogil:
+        return self.append_checked(batch, size, CLIENT, self.row.leader_epoch, now_ms, info)
+
     cdef int admit(self, const uint8_t* records, int64_t now_ms, bint last, AppendInfo* info) noexcept nogil:
         # Whether the coordinator knows the transaction of this batch. A retry is answered without asking.
         cdef ProducerBatch duplicate

@@ -1,7 +1,8 @@
 """Produce v0 to v2, for clients older than Kafka 0.11: message sets of magic 0 and 1 instead of one v2 batch.
 
-A set is handled like a batch that the native append cannot take by itself (NEED_PYTHON). The partition's log begins a
-PendingSet (log/pending_append.py), the loop or a thread turns it into one v2 batch, and the native append writes that.
+A set is handled like a batch that the native append cannot take by itself (NEED_PYTHON). A small, plain set becomes one v2
+batch at once (`append_set` in produce_slow_path.pyx). For another one, the partition's log begins a PendingSet
+(log/pending_append.py), the loop or a thread turns it into one v2 batch, and the native append writes that.
 A set may be empty, or end within a message. A set too short to contain a magic byte is checked here."""
 
 from libc.stdint cimport int32_t, uint8_t

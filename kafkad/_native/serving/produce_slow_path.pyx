@@ -1,16 +1,20 @@
 """Appends that C cannot do alone: the log in Python rolls, decompresses or rebuilds a batch, and then appends.
 
+A small, plain message set of magic 0 or 1 does not need Python, unless the log rolls.
+
 Decompression takes at most `unpack_ns` of a round here. A thread does the rest (unpacking.pyx), and `finish_append`
 appends the result, under the partition's state at that time."""
 
 from cpython.memoryview cimport PyMemoryView_FromMemory
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint8_t
 
 from kafkad._native.serving.connection cimport Core
 from kafkad._native.serving.outcomes cimport note_refusal, note_result
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.serving.partition_table cimport Entry
 from kafkad._native.serving.unpacking cimport unpack_now_ns, unpack_turn
+from kafkad._native.wire.batch cimport NEED_PYTHON
+from kafkad._native.wire.batch_layout cimport MAGIC_AT
 from kafkad._native.wire.errors cimport (
     CORRUPT_MESSAGE, KAFKA_STORAGE_ERROR, MESSAGE_TOO_LARGE, NOT_LEADER_OR_FOLLOWER, RECORD_LIST_TOO_LARGE,
     UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC_OR_PARTITION)
@@ -18,9 +22,20 @@ from kafkad._native.serving.produce_state cimport OUTCOME_TO_COME, Outcome, Part
 
 
 cdef void append_python(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept nogil:
+    if part.records[MAGIC_AT] < 2:
+        outcome.code = append_set(self, <Partition>entry.partition, part, outcome)
+        if outcome.code != NEED_PYTHON:
+            return
     self.core.stats.python_appends += 1
     with gil:
         append_client(self, entry, part, outcome)
+
+
+cdef int append_set(Producing self, Partition partition, const Part* part, Outcome* outcome) noexcept nogil:
+    """Append a small message set of magic 0 or 1. Return NEED_PYTHON if it needs the slow path nevertheless."""
+    cdef uint8_t* batch = NULL
+    cdef size_t size = self.sets.convert(part.records, <size_t>part.size, &partition.rules, self.core.now_ms, &batch)
+    return partition.append_made(batch, size, self.core.now_ms, &outcome.info) if size else NEED_PYTHON
 
 
 cdef void append_client(Producing self, Entry* entry, const Part* part, Outcome* outcome) noexcept:

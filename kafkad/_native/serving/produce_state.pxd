@@ -11,6 +11,7 @@ from kafkad._native.log.partition_appends cimport AppendInfo
 from kafkad._native.serving.leader_hints cimport Hints
 from kafkad._native.serving.partition_table cimport Entry, PartitionTable, Watch
 from kafkad._native.serving.unpacking cimport Unpacker
+from kafkad._native.wire.message_set cimport WholeSets
 
 cdef enum:
     OUTCOME_TO_COME = 1 << 20       # instead of an error code: not known yet
@@ -127,6 +128,7 @@ cdef class Producing:
     cdef int64_t unpack_ns          # how long this round may go on with decompression
     cdef object pending             # the append that the last call left to a thread
     cdef bint from_peer             # the current append has another worker's records
+    cdef WholeSets sets             # converts messages of magic 0 and 1
     cdef Wait* waits                # the waits of the current request
     cdef uint32_t wait_capacity
     cdef uint64_t number            # of the last request that named several partitions

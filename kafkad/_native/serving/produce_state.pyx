@@ -3,6 +3,7 @@
 from libc.stdlib cimport free
 
 from kafkad._native.serving.partition_table cimport PartitionTable
+from kafkad._native.wire.message_set cimport WholeSets
 
 
 cdef class Producing:
@@ -10,6 +11,7 @@ cdef class Producing:
         self.table = table
         self.unpacking = {}
         self.moving = []
+        self.sets = WholeSets()
 
     def __dealloc__(self):
         free(self.parts)

@@ -75,6 +75,9 @@ cdef int check_outline(const uint8_t* data, size_t size, const Rules* rules, Bat
 # then (index << 1) | 1 if the timestamp is bad, or index << 1 if the key is missing. NULL: none. The caller frees it.
 cdef uint32_t* bad_records(const uint8_t* data, size_t size, const Rules* rules, int64_t now_ms) noexcept nogil
 
+# Correct the timestamp type and max_timestamp in place, by the topic and the walk over the records, and update the CRC.
+cdef void settle_timestamps(uint8_t* data, const Rules* rules, int64_t now_ms, BatchInfo* info) noexcept nogil
+
 # Return whether the CRC in the header matches the bytes. `info` comes from parse_header.
 cdef bint crc_matches(const uint8_t* data, const BatchInfo* info) noexcept nogil
 

@@ -145,7 +145,6 @@ cdef int check_fields(const uint8_t* data, const Rules* rules, BatchInfo* info) 
     return NONE
 
 
-# Correct the timestamp type and max_timestamp in place, by the topic and the records, and update the CRC.
 cdef void settle_timestamps(uint8_t* data, const Rules* rules, int64_t now_ms, BatchInfo* info) noexcept nogil:
     cdef int16_t attributes = info.attributes
     if rules.log_append_time:

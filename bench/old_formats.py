@@ -5,21 +5,23 @@
 
 Both brokers store format 2, so both convert everything. Produce sends sets of 64 messages, created before the
 run, over four connections with five requests in flight each. Fetch reads v2 batches of 64 records from the
-beginning, one partition per connection, 1 MB per request, and checks each message's offset. "MB more" is the
-growth of the broker's memory (PSS of all its processes) in a run.
+beginning, one partition per connection, 1 MB per request, and checks each message's offset. Each connection
+has a process of its own; "client CPU s/GB" is what these took. "MB more" is the growth of the broker's memory
+(PSS of all its processes) in a run.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import shutil
 import socket
 import struct
-import threading
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.bounds import old_format
 from bench.brokers import Jvm, Kafkad, Process
@@ -35,6 +37,14 @@ CODECS = ("none", "gzip", "lz4")
 VERSION = 2  # of Produce and of Fetch: format 1
 MB = 1e6
 NOW = int(time.time() * 1000)
+
+
+class Driven(NamedTuple):
+    """What clients did: bytes of values, when the last one ended (time.perf_counter), their CPU seconds."""
+
+    done: int
+    ended: float
+    cpu: float
 
 
 def values() -> list[bytes]:
@@ -80,15 +90,15 @@ def fill(broker: Process, topic: str, name: str, megabytes: int) -> None:
                 heard(to)
 
 
-def produce(broker: Process, topic: str, name: str, until: float) -> int:
+def produce(broker: Process, topic: str, name: str, until: float) -> Driven:
     """Bytes of values that are acknowledged until then."""
     rows = [(None, value, NOW) for value in values()]
     data = message_set(1, rows)
     if name != "none":
         data = wrapper(1, compression.NAMES.index(name), data, offset=SET - 1, timestamp=NOW)
-    done = [0] * PARTITIONS
 
-    def drive(partition: int) -> None:
+    def drive(partition: int) -> int:
+        done = 0
         frame = framed(produce_request(topic, partition, data), VERSION)
         with connect(broker.port) as to:
             for _ in range(IN_FLIGHT):
@@ -102,19 +112,19 @@ def produce(broker: Process, topic: str, name: str, until: float) -> int:
                 assert error == 0, (broker.name, topic, partition, error)
                 left -= 1
                 if time.perf_counter() < until:
-                    done[partition] += SET * VALUE
+                    done += SET * VALUE
                     to.sendall(frame)
                     left += 1
+        return done
 
-    together(drive)
-    return sum(done)
+    return together(drive)
 
 
-def fetch(broker: Process, topic: str, name: str, until: float) -> int:
+def fetch(broker: Process, topic: str, name: str, until: float) -> Driven:
     """Bytes of values that are read until then, from the beginning again and again."""
-    done = [0] * PARTITIONS
 
-    def drive(partition: int) -> None:
+    def drive(partition: int) -> int:
+        done = 0
         cls = messages.FetchRequest.Topics
         part = cls.Partitions(partition=partition, fetch_offset=0, partition_max_bytes=1 << 20)
         request = messages.FetchRequest(
@@ -132,11 +142,11 @@ def fetch(broker: Process, topic: str, name: str, until: float) -> int:
                 error, high_watermark, size = struct.unpack_from(">hqi", answer, at)
                 assert error == 0, (broker.name, topic, part.fetch_offset, error)
                 following = offset_behind(answer[at + 14 : at + 14 + size], part.fetch_offset)
-                done[partition] += (following - part.fetch_offset) * VALUE
+                done += (following - part.fetch_offset) * VALUE
                 part.fetch_offset = following if following < high_watermark else 0
+        return done
 
-    together(drive)
-    return sum(done)
+    return together(drive)
 
 
 def offset_behind(data: memoryview, offset: int) -> int:
@@ -171,22 +181,32 @@ def alike(column: memoryview, byte: int) -> int:
     return len(column) - len(bytes(column).lstrip(bytes([byte])))
 
 
-def together(drive: Callable[[int], None]) -> None:
-    failed: list[BaseException] = []
+def together(drive: Callable[[int], int]) -> Driven:
+    """Drive each partition in a process of its own: threads would wait for one another's checks. What they
+    return is added up."""
+    forks = multiprocessing.get_context("fork")
+    pipes = [forks.Pipe(duplex=False) for _ in range(PARTITIONS)]
 
-    def guarded(partition: int) -> None:
+    def driven(partition: int) -> None:
         try:
-            drive(partition)
-        except BaseException as error:
-            failed.append(error)
+            bytes_done = drive(partition)
+            pipes[partition][1].send((bytes_done, time.perf_counter(), time.process_time()))
+        except BaseException:
+            pipes[partition][1].send(traceback.format_exc())
 
-    threads = [threading.Thread(target=guarded, args=(partition,)) for partition in range(PARTITIONS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
+    processes = [forks.Process(target=driven, args=(partition,)) for partition in range(PARTITIONS)]
+    for process in processes:
+        process.start()
+    for _, end in pipes:
+        end.close()  # then a process that is killed is an EOFError
+    answers = [end.recv() for end, _ in pipes]
+    for process in processes:
+        process.join()
+    for answer in answers:
+        if isinstance(answer, str):
+            raise RuntimeError(answer)
+    done, ended, cpu = zip(*answers, strict=True)
+    return Driven(sum(done), max(ended), sum(cpu))
 
 
 LOADS = {"produce": produce, "fetch": fetch}
@@ -195,12 +215,13 @@ LOADS = {"produce": produce, "fetch": fetch}
 def measure(broker: Process, load: str, name: str, seconds: float) -> dict[str, float]:
     memory = broker.pss_bytes()
     cpu, began = broker.cpu_seconds(), time.perf_counter()
-    done = LOADS[load](broker, f"{load}-{name}", name, began + seconds)
-    took = time.perf_counter() - began
+    driven = LOADS[load](broker, f"{load}-{name}", name, began + seconds)
+    took = driven.ended - began
     cpu = broker.cpu_seconds() - cpu
     return {
-        "MB/s": done / MB / took,
-        "CPU s/GB": cpu / (done / 1e9),
+        "MB/s": driven.done / MB / took,
+        "CPU s/GB": cpu / (driven.done / 1e9),
+        "client CPU s/GB": driven.cpu / (driven.done / 1e9),
         "MB more": (broker.pss_bytes() - memory) / MB,
     }
 

@@ -360,12 +360,15 @@ def _clean_group(
         # An old tombstone that is retained no longer; a batch of magic 2 has its own horizon.
         return record.value is not None or record.key is None or record.offset > latest_offset
 
+    def skip(source: int, position: int, end: int) -> int:
+        return cleaning.skip(source, position, end, fd)
+
     log = segment_file(job.directory, base, LOG)
     fd = os.open(log + CLEANED, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         for segment in segments:
             segment_modified_ms = _modified_ms(job, segment)
-            for _ in _feed(job, segment, cleaning, decompressed, convert, cleaning.skip):
+            for _ in _feed(job, segment, cleaning, decompressed, convert, skip):
                 job.progress(cleaning.write_to(fd))
         os.fsync(fd)
     finally:

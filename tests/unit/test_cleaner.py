@@ -268,48 +268,85 @@ def test_batches_that_are_skipped_leave_what_reading_them_leaves(tmp_path, seed)
         transactions = CleanedTransactions(log.aborted)
         cleaning = Cleaning(offsets, transactions, log.end, NOW, RETENTION, 100)
         cleaning.begin(0, log.last)
-        out = b""
         position = 0
-        with path.open("rb") as file:
+        mode = "ab" if seed % 2 else "wb"  # sendfile refuses a file that is open for appending
+        with path.open("rb") as file, (tmp_path / f"to {skips}").open(mode, buffering=0) as to:
             while position < len(data):
                 if skips:
-                    behind = cleaning.skip(file.fileno(), position, len(data))
+                    behind = cleaning.skip(file.fileno(), position, len(data), to.fileno())
                     skipped += behind - position
                     position = behind
                 if position < len(data):
                     size = batch_size(data, position)
-                    out += cleaned(cleaning, data[position : position + size], chance)
+                    to.write(cleaned(cleaning, data[position : position + size], chance))
                     position += size
-        out += cleaning.take()
+            cleaning.write_to(to.fileno())
+        out = (tmp_path / f"to {skips}").read_bytes()
         figures = (cleaning.bytes_read, cleaning.records_read, cleaning.records_kept, cleaning.size)
         results.append((out, transactions.take_kept(), figures, cleaning.finish()))
     assert results[0] == results[1]
     assert skipped > len(data) / 10
 
 
-def test_a_batch_is_skipped_only_if_it_is_whole_large_and_all_its_records_are_outdated(tmp_path):
+def large_batches(tmp_path):
+    """A file of a batch without records that stay, one of which some stay, one of which all stay, and a small
+    one. Return its bytes, its path and the map."""
     large = [(b"%d" % n, bytes(1000)) for n in range(20)]
-    log = simple(*large) + simple(*large, base=20) + simple((b"0", b"1"), base=40)
+    other = [(b"other %d" % n, bytes(1000)) for n in range(20)]
+    log = simple(*large) + simple(*large, base=20) + simple(*other, base=40) + simple((b"0", b"1"), base=60)
     offsets = OffsetMap(1000 * SLOT)
-    offsets.follow(0, 41)
+    offsets.follow(0, 61)
     Mapping(offsets, CleanedTransactions(), 0).feed(log)
     path = tmp_path / "log"
     path.write_bytes(log)
+    return log, path, offsets
+
+
+def test_a_batch_is_skipped_only_if_it_is_whole_large_and_all_or_none_of_its_records_stay(tmp_path):
+    log, path, offsets = large_batches(tmp_path)
     size = batch_size(log, 0)
-    with path.open("rb") as file:
+    with path.open("rb") as file, (tmp_path / "to").open("w+b", buffering=0) as to:
 
         def skipped(start: int = 0, end: int = len(log)) -> int:
             cleaning = Cleaning(offsets, CleanedTransactions(), 99, NOW, RETENTION)
-            return cleaning.skip(file.fileno(), start, end)
+            return cleaning.skip(file.fileno(), start, end, to.fileno())
 
-        assert skipped() == size  # the second one has records that stay
+        assert skipped() == size  # some records of the second one stay
         assert skipped(size) == size
+        assert to.tell() == 0
+        behind = skipped(2 * size)  # the last one is small
+        assert (tmp_path / "to").read_bytes() == log[2 * size : behind]
+        assert behind == 2 * size + batch_size(log, 2 * size) < len(log)
         assert skipped(0, size - 1) == 0
         assert skipped(len(log)) == skipped(0, 3) + len(log) == len(log)
         path.write_bytes(log[:30])  # the file is shorter than it was
         assert skipped() == 0
     with pytest.raises(OSError, match="Bad file"):
-        Cleaning(offsets, CleanedTransactions(), 99, NOW, RETENTION).skip(9999, 0, 100)
+        Cleaning(offsets, CleanedTransactions(), 99, NOW, RETENTION).skip(9999, 0, 100, 9999)
+
+
+def test_a_copy_counts_what_it_reads_and_writes_and_reports_what_fails(tmp_path):
+    log, path, offsets = large_batches(tmp_path)
+    start = 2 * batch_size(log, 0)
+    size = batch_size(log, start)
+
+    def copied(to: int) -> int:
+        cleaning = Cleaning(offsets, CleanedTransactions(), 99, NOW, RETENTION)
+        with path.open("rb") as file:
+            assert cleaning.skip(file.fileno(), start, len(log), to) == start + size
+        assert cleaning.write_to(to) == 2 * size
+        return cleaning.write_to(to)
+
+    with (tmp_path / "to").open("wb") as to:
+        assert copied(to.fileno()) == 0
+    with open("/dev/full", "wb") as full, pytest.raises(OSError, match="No space"):
+        copied(full.fileno())
+    with path.open("rb") as unwritable, pytest.raises(OSError, match="Bad file"):
+        copied(unwritable.fileno())
+    path.write_bytes(log[: start + 100])  # the file is shorter than it was
+    for mode in ("wb", "ab"):
+        with (tmp_path / "to").open(mode) as to, pytest.raises(Malformed, match="ends at position"):
+            copied(to.fileno())
 
 
 def test_damage_is_found_before_keys_are_taken():

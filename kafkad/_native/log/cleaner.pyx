@@ -6,9 +6,9 @@
 Both take whole batches from a chunk and give back the position of the first that they did not take: the chunk ends in
 it, or it is compressed. Then the caller decompresses that one batch and calls `feed_plain`; a batch of which all records
 stay is copied as it is, so only one that loses some is compressed again (`put_compressed`). In the second pass only one of
-which some records stay and some go is decompressed, as far as the map followed the first, and `skip` passes over large batches
-without records that stay by reading their headers. Neither takes a message of magic 0 or 1: the caller makes a batch of
-it (legacy_cleaning).
+which some records stay and some go is decompressed, as far as the map followed the first. Of large batches that stay or go
+as a whole, `skip` reads only the headers, and the kernel copies those that stay from file to file. Neither takes a message
+of magic 0 or 1: the caller makes a batch of it (legacy_cleaning).
 
 The first pass checks the CRC of each batch whose keys it takes. A batch whose fate the map knows is not checked again. All
 others are checked in the second pass, because damaged bytes must not get a new CRC.
@@ -37,7 +37,7 @@ from posix.unistd cimport write
 
 from kafkad._native.log.cleaned_transactions cimport CleanedTransactions
 from kafkad._native.log.fileio cimport read_at
-from kafkad._native.log.offset_map cimport ALL_GO, ALL_STAY, UNKNOWN, Fate, Hashed, OffsetMap
+from kafkad._native.log.offset_map cimport ALL_STAY, UNKNOWN, Fate, Hashed, OffsetMap
 from kafkad._native.wire.batch cimport (
     COMPRESSION_MASK, CONTROL, DELETE_HORIZON, HEADER_SIZE, LENGTH_OVERHEAD, RECORD_COMPLETE, TIMESTAMP_LOG_APPEND,
     TRANSACTIONAL, BatchInfo, RecordView, crc_matches, parse_header, record_read, record_varint,
@@ -55,12 +55,16 @@ from kafkad._native.wire.batch_layout cimport (
 
 cdef extern from "<errno.h>" nogil:
     int errno
-    enum: EINTR
+    enum: EINTR, EINVAL, ENOSYS
+
+cdef extern from "<sys/sendfile.h>" nogil:
+    ssize_t sendfile(int to, int source, int64_t* position, size_t size)
 
 cdef enum:
     TOGETHER = 16                   # records whose slots are prefetched together, to hide memory latency
     SKIPPED_MIN = 8 << 10           # bytes of a batch: reading a smaller one costs no more than skipping it
     SKIPPED_MAX = 8 << 20           # bytes that one call skips: 1,024 reads, and the caller looks whether to stop
+    COPIED_MAX = 1 << 20            # bytes after which a call copies no further batch from file to file
     ABORT_MARKER = 0
     COMMIT_MARKER = 1
     OTHER_CONTROL = 2
@@ -71,6 +75,7 @@ cdef enum Step:                     # the result of one batch
     COMPRESSED = 2                  # its records are needed: the caller must decompress it
     FULL = 3                        # the map is full
     REWRITE = 4                     # compressed, and it loses some records: `plain` has the rest
+    WHOLE = 5                       # taken, and it stays as it is: the caller must copy its bytes to the output
 
 
 cdef int malformed(int64_t base_offset, str trouble) except -1:
@@ -98,6 +103,19 @@ cdef inline int next_batch(const uint8_t* data, size_t size, BatchInfo* info) ex
         with gil:
             malformed(info.base_offset, f"has {info.records_count} records, last delta {info.last_offset_delta}")
     return True
+
+
+cdef int write_all(int fd, const uint8_t* data, size_t size) except -1 nogil:
+    cdef ssize_t written
+    while size:
+        written = write(fd, data, size)
+        if written >= 0:
+            data += written
+            size -= <size_t>written
+        elif errno != EINTR:
+            with gil:
+                PyErr_SetFromErrnoWithFilename(OSError, NULL)
+    return 0
 
 
 cdef int check_crc(const uint8_t* data, const BatchInfo* info) except -1 nogil:
@@ -263,6 +281,7 @@ cdef class Cleaning:
     cdef WriteBuffer out            # batches not written by `write_to` so far
     cdef WriteBuffer index
     cdef WriteBuffer time_index
+    cdef size_t copied              # bytes that `skip` copied since the last `write_to`
     cdef int64_t since_entry        # bytes since the last index entry
     cdef int64_t timed              # timestamp of the last entry of the time index
     cdef int64_t max_offset_of_timestamp
@@ -326,6 +345,7 @@ cdef class Cleaning:
         self.base_offset = base_offset
         self.out.size = self.index.size = self.time_index.size = self.plain.size = 0
         self.pending = False
+        self.copied = 0
         self.size = self.since_entry = 0
         self.timed = self.max_timestamp = self.last_offset = -1
         self.max_offset_of_timestamp = base_offset
@@ -333,21 +353,44 @@ cdef class Cleaning:
     # -- output
 
     def write_to(self, int fd):
-        """Write the output since the last call to the file. Return the number of bytes. Raises OSError."""
-        cdef size_t done = 0
-        cdef ssize_t written = 0
+        """Write the output since the last call to the file. Return the number of bytes; those that `skip` copied
+        count twice, as they were read, too. Raises OSError."""
+        cdef size_t done = self.out.size + 2 * self.copied
         with nogil:
-            while done < self.out.size:
-                written = write(fd, self.out.data + done, self.out.size - done)
-                if written < 0 and errno == EINTR:
-                    continue
-                if written < 0:
-                    break
-                done += <size_t>written
-        if written < 0:
-            PyErr_SetFromErrnoWithFilename(OSError, NULL)
-        self.out.size = 0
+            self.flush(fd)
+        self.copied = 0
         return done
+
+    cdef int flush(self, int fd) except -1 nogil:
+        write_all(fd, self.out.data, self.out.size)
+        self.out.size = 0
+        return 0
+
+    cdef int copy(self, int source, int64_t position, int64_t size, int fd) except -1 nogil:
+        """Append `size` bytes of the file `source` to the file `fd`, where the output before them is already."""
+        cdef int64_t done
+        cdef int64_t piece
+        self.copied += <size_t>size
+        while size:
+            done = sendfile(fd, source, &position, <size_t>size)
+            if done < 0:
+                done = -errno
+            if done == -EINTR:
+                continue
+            if done == -EINVAL or done == -ENOSYS:     # not for these files
+                piece = min(size, <int64_t>COPIED_MAX)
+                self.plain.size = 0
+                done = read_at(source, reserve(&self.plain, <size_t>piece), piece, position)
+                if done > 0:
+                    write_all(fd, self.plain.data, <size_t>done)
+                    position += done
+            if done <= 0:
+                with gil:
+                    if done < 0:
+                        raise OSError(-done, os.strerror(-done))
+                    raise Malformed(f"a segment ends at position {position}, within a batch")
+            size -= done
+        return 0
 
     def take(self):
         """Return the output since the last call, as bytes."""
@@ -386,30 +429,45 @@ cdef class Cleaning:
                 if fate == UNKNOWN:
                     check_crc(p + position, &info)
                 step = self.clean(p + position, &info, fate, NULL, 0)
+                if step == WHOLE:
+                    write_raw(&self.out, p + position, <size_t>info.size)
+                    step = TAKEN
                 if step == TAKEN:
                     position += <size_t>info.size
         return position
 
-    def skip(self, int fd, int64_t position, int64_t end):
-        """Take the large batches at `position` of a file of `end` bytes, as long as no record of them stays, and read
-        only their headers. Return the position after them. Raises OSError and Malformed."""
+    def skip(self, int fd, int64_t position, int64_t end, int to):
+        """Take the large batches at `position` of a file of `end` bytes, as long as all or none of their records stay,
+        and read only their headers. Copy those that stay to the file `to`, behind the output so far. Return the
+        position after them. Raises OSError and Malformed."""
         cdef uint8_t head[HEADER_SIZE]
         cdef int64_t stop = min(end, position + SKIPPED_MAX)
         cdef int64_t got = 0
+        cdef int64_t kept = 0                          # bytes before `position` to be copied
         cdef BatchInfo info
+        cdef Fate fate
         if self.pending:
             raise ValueError("the records of the batch before were not compressed yet")
         with nogil:
-            while position < stop:
+            while position < stop and self.copied + <size_t>kept < COPIED_MAX:
                 got = read_at(fd, head, HEADER_SIZE, position)
                 if got < HEADER_SIZE or not next_batch(head, <size_t>(end - position), &info):
                     break
-                if info.size < SKIPPED_MIN or info.attributes & CONTROL or self.offsets.fate(
-                    info.base_offset, info.base_offset + info.last_offset_delta, info.records_count
-                ) != ALL_GO:
+                if info.size < SKIPPED_MIN or info.attributes & CONTROL:
                     break
-                self.clean(head, &info, ALL_GO, NULL, 0)
+                fate = self.offsets.fate(info.base_offset, info.base_offset + info.last_offset_delta, info.records_count)
+                if fate == UNKNOWN:
+                    break
+                if self.clean(head, &info, fate, NULL, 0) == WHOLE:
+                    if kept == 0:
+                        self.flush(to)
+                    kept += info.size
+                elif kept:
+                    self.copy(fd, position - kept, kept, to)  # before an empty batch, which is in the output now
+                    kept = 0
                 position += info.size
+            if kept:
+                self.copy(fd, position - kept, kept, to)
         if got < 0:
             raise OSError(-got, os.strerror(-got))
         return position
@@ -428,6 +486,8 @@ cdef class Cleaning:
             raise ValueError("no batch at this position")
         with nogil:
             step = self.clean(&data[position], &info, UNKNOWN, records, size)
+        if step == WHOLE:
+            write_raw(&self.out, &data[position], <size_t>info.size)
         if step != REWRITE:
             return None
         self.pending = True
@@ -490,9 +550,8 @@ cdef class Cleaning:
         self.records_kept += count
         if has_horizon or not (tombstones or (control and discardable_now)):
             if count == info.records_count:
-                write_raw(&self.out, data, info.size)
                 self.note(info.size, last, info.max_timestamp)
-                return TAKEN
+                return WHOLE
             header = info[0]
             if not has_horizon:
                 header.base_timestamp = -1             # the timestamp of the first record that stays

@@ -229,6 +229,7 @@ def _map_dirty(job: Job, offsets: OffsetMap) -> int:
         return mapping.feed_plain(data, position, plain) != position
 
     def convert(run: list[LegacyEntry]) -> bytearray | None:
+        mapping.begin(-1)  # it does not see these bytes, so it does not know where later batches are
         if run[-1].offset < job.first_dirty:
             return None
         offsets.unfollow()  # the second pass makes other batches of them
@@ -238,6 +239,7 @@ def _map_dirty(job: Job, offsets: OffsetMap) -> int:
         behind = _behind(job.segments, at, job.first_uncleanable)
         if behind <= job.first_dirty:
             continue
+        mapping.begin(segment.base_offset)
         for _ in _feed(job, segment, mapping, decompressed, convert):
             pass
         if mapping.full:
@@ -361,7 +363,7 @@ def _clean_group(
         return record.value is not None or record.key is None or record.offset > latest_offset
 
     def skip(source: int, position: int, end: int) -> int:
-        return cleaning.skip(source, position, end, fd)
+        return cleaning.skip(source, position, end, fd, segment.base_offset)
 
     log = segment_file(job.directory, base, LOG)
     fd = os.open(log + CLEANED, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)

@@ -258,6 +258,8 @@ def test_batches_that_are_skipped_leave_what_reading_them_leaves(tmp_path, seed)
         offsets = OffsetMap(5000 * SLOT)
         offsets.follow(0, log.end)
         mapping = Mapping(offsets, CleanedTransactions(log.aborted), 0)
+        if seed % 3:
+            mapping.begin(0)  # with the headers that it notes
         position = 0
         while position < len(data):
             position = mapping.feed(data, position)
@@ -273,7 +275,7 @@ def test_batches_that_are_skipped_leave_what_reading_them_leaves(tmp_path, seed)
         with path.open("rb") as file, (tmp_path / f"to {skips}").open(mode, buffering=0) as to:
             while position < len(data):
                 if skips:
-                    behind = cleaning.skip(file.fileno(), position, len(data), to.fileno())
+                    behind = cleaning.skip(file.fileno(), position, len(data), to.fileno(), 0)
                     skipped += behind - position
                     position = behind
                 if position < len(data):
@@ -296,7 +298,9 @@ def large_batches(tmp_path):
     log = simple(*large) + simple(*large, base=20) + simple(*other, base=40) + simple((b"0", b"1"), base=60)
     offsets = OffsetMap(1000 * SLOT)
     offsets.follow(0, 61)
-    Mapping(offsets, CleanedTransactions(), 0).feed(log)
+    mapping = Mapping(offsets, CleanedTransactions(), 0)
+    mapping.begin(0)
+    mapping.feed(log)
     path = tmp_path / "log"
     path.write_bytes(log)
     return log, path, offsets
@@ -323,6 +327,39 @@ def test_a_batch_is_skipped_only_if_it_is_whole_large_and_all_or_none_of_its_rec
         assert skipped() == 0
     with pytest.raises(OSError, match="Bad file"):
         Cleaning(offsets, CleanedTransactions(), 99, NOW, RETENTION).skip(9999, 0, 100, 9999)
+
+
+def test_headers_that_the_map_noted_are_not_read_again(tmp_path):
+    log, path, offsets = large_batches(tmp_path)
+    size = batch_size(log, 0)
+    path.write_bytes(bytes(len(log)))
+    with path.open("rb") as file, (tmp_path / "to").open("wb") as to:
+
+        def skipped(start: int, segment: int) -> int:
+            cleaning = Cleaning(offsets, CleanedTransactions(), 99, NOW, RETENTION)
+            return cleaning.skip(file.fileno(), start, len(log), to.fileno(), segment)
+
+        assert [skipped(0, segment) for segment in (-1, 0)] == [0, size]
+        assert [skipped(start, 0) for start in (size, 2 * size)] == [
+            size,
+            2 * size + batch_size(log, 2 * size),
+        ]
+        assert [skipped(2 * size, segment) for segment in (-1, 5)] == [2 * size] * 2
+        assert skipped(0, 0) == 0  # they are passed once, in order
+
+
+def test_the_map_notes_headers_in_little_memory():
+    """Those behind are read."""
+    large = simple(*[(b"%d" % n, bytes(1000)) for n in range(9)])
+    offsets = OffsetMap(1000 * SLOT)
+    offsets.follow(0, 1 << 20)
+    mapping = Mapping(offsets, CleanedTransactions(), 0)
+    mapping.begin(0)
+    for number in range(40_000):
+        mapping.feed((9 * number).to_bytes(8, "big") + large[8:])
+    assert offsets.heads_count == 1 << 15
+    offsets.close()
+    assert offsets.heads_count == 0
 
 
 def test_a_copy_counts_what_it_reads_and_writes_and_reports_what_fails(tmp_path):

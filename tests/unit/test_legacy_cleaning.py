@@ -226,6 +226,27 @@ def test_many_small_messages_do_not_grow(tmp_path):
     assert outcome.bytes_after < outcome.bytes_before
 
 
+def test_large_batches_behind_old_messages_that_are_clean_are_found_where_they_are(tmp_path):
+    """The old message is as long as a batch: headers are not taken for those of the batch before."""
+    world = World(tmp_path)
+    batches = [
+        [Record(b"%s %02d" % (key, n), bytes(1000), timestamp=NOW, offset=base + n) for n in range(20)]
+        for key, base in ((b"a", 1), (b"a", 21), (b"b", 41))
+    ]
+    encoded = [bytes(build_batch(records, base_offset=records[0].offset)) for records in batches]
+    head = len(message_sets.message(1, b"old", b"", NOW))
+    old = Record(b"old", bytes(len(encoded[0]) - head), None, NOW, 0)
+    world.add(message_sets.message(1, old.key, old.value, NOW), [old])
+    assert len(world.data) == len(encoded[0]) == len(encoded[1])
+    for data, records in zip(encoded, batches, strict=True):
+        world.add(data, records)
+    world.write(0)
+    assert world.clean(first_dirty=1).records_after == 41
+    left = read_batches(Path(segment_file(str(tmp_path), 0, LOG)).read_bytes())
+    offsets = [record.offset for batch in left for record in batch.records()]
+    assert offsets == [0, *range(21, 61)]
+
+
 INNER = message_sets.message_set(1, [(b"a", b"1", NOW), (b"b", b"2", NOW)])
 
 

@@ -7,8 +7,8 @@ Both take whole batches from a chunk and give back the position of the first tha
 it, or it is compressed. Then the caller decompresses that one batch and calls `feed_plain`; a batch of which all records
 stay is copied as it is, so only one that loses some is compressed again (`put_compressed`). In the second pass only one of
 which some records stay and some go is decompressed, as far as the map followed the first. Of large batches that stay or go
-as a whole, `skip` reads only the headers, and the kernel copies those that stay from file to file. Neither takes a message
-of magic 0 or 1: the caller makes a batch of it (legacy_cleaning).
+as a whole, `skip` needs only the headers, which the first pass noted in the map, and the kernel copies those that stay from
+file to file. Neither takes a message of magic 0 or 1: the caller makes a batch of it (legacy_cleaning).
 
 The first pass checks the CRC of each batch whose keys it takes. A batch whose fate the map knows is not checked again. All
 others are checked in the second pass, because damaged bytes must not get a new CRC.
@@ -162,6 +162,8 @@ cdef class Mapping:
     cdef OffsetMap offsets
     cdef CleanedTransactions transactions
     cdef int64_t start_offset
+    cdef int64_t segment            # base offset; -1: unknown
+    cdef int64_t position           # in its file, of the first batch that was not taken
     cdef readonly bint full
     cdef readonly int64_t records
 
@@ -169,6 +171,12 @@ cdef class Mapping:
         self.offsets = offsets
         self.transactions = transactions
         self.start_offset = start_offset
+        self.segment = -1
+
+    def begin(self, int64_t segment):
+        """Begin a segment: note, in the map, where its large batches are."""
+        self.segment = segment
+        self.position = 0
 
     def feed(self, const uint8_t[::1] data not None, size_t position=0):
         """Return the position of the first batch that was not taken. `full`: take no more. Raises Malformed."""
@@ -183,6 +191,7 @@ cdef class Mapping:
             while step == TAKEN and next_batch(p + position, size - position, &info):
                 step = self.take(p + position, &info)
                 if step == TAKEN:
+                    self.pass_by(p + position, &info)
                     position += <size_t>info.size
         self.full = step == FULL
         return position
@@ -199,7 +208,17 @@ cdef class Mapping:
         with nogil:
             step = self.put_records(records, records + plain.shape[0], &info)
         self.full = step == FULL
-        return position if self.full else position + info.size
+        if self.full:
+            return position
+        self.pass_by(&data[position], &info)
+        return position + info.size
+
+    cdef void pass_by(self, const uint8_t* data, const BatchInfo* info) noexcept nogil:
+        if self.segment >= 0 and info.size >= SKIPPED_MIN and self.offsets.follows(
+            info.base_offset, info.base_offset + info.last_offset_delta
+        ):
+            self.offsets.note_head(self.segment, self.position, data)
+        self.position += info.size
 
     cdef int take(self, const uint8_t* data, const BatchInfo* info) except -1 nogil:
         cdef int gone
@@ -436,11 +455,12 @@ cdef class Cleaning:
                     position += <size_t>info.size
         return position
 
-    def skip(self, int fd, int64_t position, int64_t end, int to):
+    def skip(self, int fd, int64_t position, int64_t end, int to, int64_t segment=-1):
         """Take the large batches at `position` of a file of `end` bytes, as long as all or none of their records stay,
         and read only their headers. Copy those that stay to the file `to`, behind the output so far. Return the
-        position after them. Raises OSError and Malformed."""
-        cdef uint8_t head[HEADER_SIZE]
+        position after them. `segment`: the map may have noted their headers. Raises OSError and Malformed."""
+        cdef uint8_t read[HEADER_SIZE]
+        cdef const uint8_t* head
         cdef int64_t stop = min(end, position + SKIPPED_MAX)
         cdef int64_t got = 0
         cdef int64_t kept = 0                          # bytes before `position` to be copied
@@ -450,8 +470,13 @@ cdef class Cleaning:
             raise ValueError("the records of the batch before were not compressed yet")
         with nogil:
             while position < stop and self.copied + <size_t>kept < COPIED_MAX:
-                got = read_at(fd, head, HEADER_SIZE, position)
-                if got < HEADER_SIZE or not next_batch(head, <size_t>(end - position), &info):
+                head = self.offsets.head_at(segment, position) if segment >= 0 else NULL
+                if head == NULL:
+                    head = read
+                    got = read_at(fd, read, HEADER_SIZE, position)
+                    if got < HEADER_SIZE:
+                        break
+                if not next_batch(head, <size_t>(end - position), &info):
                     break
                 if info.size < SKIPPED_MIN or info.attributes & CONTROL:
                     break

@@ -10,13 +10,16 @@ The memory is mapped, and only the pages that are used take any. `close` gives i
 `follow` makes the map note, beside, which records went out of date: a bit for each offset from one on. So the second pass
 knows what becomes of a batch without its records, which it then need not decompress, and of a record without its key.
 
-Beware: that holds for batches of which all records were put, with offsets that only grow and lie within their batch.
+It keeps the headers of large batches, too (at most 2.5 MB of them), so that the second pass does not read them again.
+
+Beware: what the bits say holds for batches of which all records were put, with offsets that only grow and lie within their batch.
 Otherwise the map stops following, and the second pass looks at keys."""
 
 import os
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcpy
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
 
 from kafkad._native.wire.siphash cimport siphash_128
@@ -37,6 +40,8 @@ cdef extern from "<sys/mman.h>" nogil:
 
 cdef enum:
     FOLLOWED_MAX = 1 << 23              # offsets: 2 MB
+    HEADS_FIRST = 256
+    HEADS_MAX = 1 << 15                 # 2.5 MB; of at least 8 KB each
 
 
 cdef inline void mark(uint64_t* bits, uint64_t i) noexcept nogil:
@@ -97,7 +102,10 @@ cdef class OffsetMap:
     def close(self):
         """Give the memory back. Nothing may be put or looked up afterwards."""
         free(self.outdated)
+        free(self.heads)
         self.outdated = self.ordinary = NULL
+        self.heads = NULL
+        self.heads_count = self.heads_room = 0
         self.followed = 0
         if self.table != NULL:
             munmap(self.table, self.slots * sizeof(Slot))
@@ -155,6 +163,32 @@ cdef class OffsetMap:
     cdef void note_batch(self, int64_t base_offset, bint is_ordinary) noexcept nogil:
         if is_ordinary and <uint64_t>(base_offset - self.followed_from) < self.followed:
             mark(self.ordinary, <uint64_t>(base_offset - self.followed_from))
+
+    cdef void note_head(self, int64_t segment, int64_t position, const uint8_t* data) noexcept nogil:
+        cdef Head* heads
+        cdef size_t room
+        if self.heads_count == self.heads_room:
+            room = 2 * self.heads_room if self.heads_room else HEADS_FIRST
+            heads = <Head*>realloc(self.heads, room * sizeof(Head)) if room <= HEADS_MAX else NULL
+            if heads == NULL:                          # the second pass reads them
+                return
+            self.heads = heads
+            self.heads_room = room
+        self.heads[self.heads_count].segment = segment
+        self.heads[self.heads_count].position = position
+        memcpy(self.heads[self.heads_count].bytes, data, HEADER_SIZE)
+        self.heads_count += 1
+
+    cdef const uint8_t* head_at(self, int64_t segment, int64_t position) noexcept nogil:
+        cdef Head* head
+        while self.heads_next < self.heads_count:
+            head = &self.heads[self.heads_next]
+            if head.segment == segment and head.position == position:
+                return head.bytes
+            if head.segment > segment or (head.segment == segment and head.position > position):
+                break
+            self.heads_next += 1
+        return NULL
 
     cdef bint follows(self, int64_t base_offset, int64_t last_offset) noexcept nogil:
         return self.followed_from <= base_offset <= last_offset and last_offset - self.followed_from < <int64_t>self.followed

@@ -374,7 +374,7 @@ _ignored(
     remote.log.storage.manager.impl.prefix
     """,
 )
-_ignored("the log cleaner copies in pieces of 1 MiB", "log.cleaner.io.buffer.size")
+_ignored("the log cleaner reads in pieces of 512 KiB", "log.cleaner.io.buffer.size")
 _ignored(
     "batches that the broker compresses itself get their codec's default level",
     "compression.gzip.level compression.lz4.level compression.zstd.level",

@@ -7,7 +7,7 @@
     a thread    writes the checkpoint of the cleaned offsets
 
 There is one thread for each cleaning, and none in between: its map of keys takes memory only during the
-cleaning. The work is done without the GIL, in pieces of 1 MiB. Between two pieces the thread sleeps if
+cleaning. The work is done without the GIL, in pieces of 512 KiB. Between two pieces the thread sleeps if
 log.cleaner.io.max.bytes.per.second requires it, and it ends if the broker stops or the log is gone.
 
 A log whose batches cannot be read is not tried again before the next start. After a full disk, the next turn

@@ -85,8 +85,11 @@ int fallocate(int fd, int mode, off_t at, off_t size) { OR(syscall(SYS_fallocate
 int fallocate64(int fd, int mode, off64_t at, off64_t size) { OR(syscall(SYS_fallocate, fd, mode, at, size)); }
 int fsync(int fd) { OR(syscall(SYS_fsync, fd)); }
 int fdatasync(int fd) { OR(syscall(SYS_fdatasync, fd)); }
-ssize_t sendfile(int out, int fd, off_t *at, size_t size) { READ_OR(syscall(SYS_sendfile, out, fd, at, size)); }
-ssize_t sendfile64(int out, int fd, off64_t *at, size_t size) { READ_OR(syscall(SYS_sendfile, out, fd, at, size)); }
+ssize_t sendfile(int out, int fd, off_t *at, size_t size)
+{
+    return dead_to_readers(fd, NULL) || dead(out, NULL) ? -1 : syscall(SYS_sendfile, out, fd, at, size);
+}
+ssize_t sendfile64(int out, int fd, off64_t *at, size_t size) { return sendfile(out, fd, at, size); }
 ssize_t copy_file_range(int from, off64_t *at, int fd, off64_t *to, size_t size, unsigned flags)
 {
     return dead_to_readers(from, NULL) || dead(fd, NULL) ? -1 : syscall(SYS_copy_file_range, from, at, fd, to, size, flags);

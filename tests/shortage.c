@@ -121,18 +121,27 @@ DIR *opendir(const char *path)
 }
 
 /* A disk fills up in the middle of a write: the first answer is short, the next one an error. */
+static size_t room(int fd, size_t size)
+{
+    if (!shortage(WRITE, fd, NULL, ROOM))
+        return size;
+    return errno != ENOSPC || size < 2 || chance(control()) & 1 ? 0 : size / 2;
+}
 static ssize_t written(long number, int fd, const void *bytes, size_t size, off_t at)
 {
-    if (shortage(WRITE, fd, NULL, ROOM)) {
-        if (errno != ENOSPC || size < 2 || chance(control()) & 1)
-            return -1;
-        size /= 2;
-    }
-    return syscall(number, fd, bytes, size, at);
+    size_t part = room(fd, size);
+    return size && !part ? -1 : syscall(number, fd, bytes, part, at);
 }
 ssize_t write(int fd, const void *bytes, size_t size) { return written(SYS_write, fd, bytes, size, 0); }
 ssize_t pwrite(int fd, const void *bytes, size_t size, off_t at) { return written(SYS_pwrite64, fd, bytes, size, at); }
 ssize_t pwrite64(int fd, const void *bytes, size_t size, off64_t at) { return written(SYS_pwrite64, fd, bytes, size, at); }
+
+ssize_t sendfile(int out, int in, off_t *at, size_t size)
+{
+    size_t part = room(out, size);
+    return size && !part ? -1 : syscall(SYS_sendfile, out, in, at, part);
+}
+ssize_t sendfile64(int out, int in, off64_t *at, size_t size) { return sendfile(out, in, at, size); }
 
 #define NO(kind, fd, path, errnos, call) return shortage(kind, fd, path, errnos) ? -1 : (int)(call)
 int fallocate(int fd, int mode, off_t at, off_t n) { NO(GROW, fd, NULL, ROOM, syscall(SYS_fallocate, fd, mode, at, n)); }

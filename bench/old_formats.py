@@ -4,10 +4,10 @@
     python -m bench --groups "old formats"
 
 Both brokers store format 2, so both convert everything. Produce sends sets of 64 messages, created before the
-run, over four connections with five requests in flight each. Fetch reads v2 batches of 64 records from the
-beginning, one partition per connection, 1 MB per request, and checks each message's offset. Each connection
-has a process of its own; "client CPU s/GB" is what these took. "MB more" is the growth of the broker's memory
-(PSS of all its processes) in a run.
+run, over four connections with five requests in flight each, into a topic of its own. Fetch reads v2 batches
+of 64 records from the beginning, one partition per connection, 1 MB per request, and checks each message's
+offset. Each connection has a process of its own; "client CPU s/GB" is what these took. "MB more" is the
+growth of the broker's memory (PSS of all its processes) in a run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 from bench.bounds import old_format
 from bench.brokers import Jvm, Kafkad, Process
-from bench.running import Bench, Cell
+from bench.drive import prime
+from bench.running import Bench, Cell, Options
 from kafkad.protocol import codec, compression, messages
 from kafkad.protocol.records import Record, build_batch
 from tests.reference.message_sets import message_set, wrapper
@@ -90,8 +91,8 @@ def fill(broker: Process, topic: str, name: str, megabytes: int) -> None:
                 heard(to)
 
 
-def produce(broker: Process, topic: str, name: str, until: float) -> Driven:
-    """Bytes of values that are acknowledged until then."""
+def produce(broker: Process, topic: str, name: str, until: float, mb_max: float) -> Driven:
+    """Bytes of values that are acknowledged until then, or until there are `mb_max` MB of them."""
     rows = [(None, value, NOW) for value in values()]
     data = message_set(1, rows)
     if name != "none":
@@ -111,7 +112,7 @@ def produce(broker: Process, topic: str, name: str, until: float) -> Driven:
                 error = struct.unpack_from(">h", answer, at)[0]
                 assert error == 0, (broker.name, topic, partition, error)
                 left -= 1
-                if time.perf_counter() < until:
+                if time.perf_counter() < until and done < mb_max * MB / PARTITIONS:
                     done += SET * VALUE
                     to.sendall(frame)
                     left += 1
@@ -120,7 +121,7 @@ def produce(broker: Process, topic: str, name: str, until: float) -> Driven:
     return together(drive)
 
 
-def fetch(broker: Process, topic: str, name: str, until: float) -> Driven:
+def fetch(broker: Process, topic: str, name: str, until: float, mb_max: float) -> Driven:
     """Bytes of values that are read until then, from the beginning again and again."""
 
     def drive(partition: int) -> int:
@@ -212,10 +213,23 @@ def together(drive: Callable[[int], int]) -> Driven:
 LOADS = {"produce": produce, "fetch": fetch}
 
 
-def measure(broker: Process, load: str, name: str, seconds: float) -> dict[str, float]:
+def measure(bench: Bench, broker: Process, load: str, name: str) -> dict[str, float]:
+    if load == "fetch":
+        return figures(bench.options, broker, load, f"fetch-{name}", name)
+    topic = bench.topic()
+    broker.create_topic(topic, PARTITIONS)
+    prime(broker, topic, PARTITIONS)
+    try:
+        with bench.touched():
+            return figures(bench.options, broker, load, topic, name)
+    finally:
+        broker.delete_topic(topic)
+
+
+def figures(options: Options, broker: Process, load: str, topic: str, name: str) -> dict[str, float]:
     memory = broker.pss_bytes()
     cpu, began = broker.cpu_seconds(), time.perf_counter()
-    driven = LOADS[load](broker, f"{load}-{name}", name, began + seconds)
+    driven = LOADS[load](broker, topic, name, began + options.seconds, options.mb_max)
     took = driven.ended - began
     cpu = broker.cpu_seconds() - cpu
     return {
@@ -246,12 +260,10 @@ def run_group(bench: Bench) -> None:
             bench.say(f"{broker.name}: batches for {GROUP}")
             broker.start()
             for name in dict.fromkeys(name for _, _, name in rows):
-                limits = {"retention.bytes": "200000000", "segment.bytes": "50000000"}
-                broker.create_topic(f"produce-{name}", PARTITIONS, limits)
                 broker.create_topic(f"fetch-{name}", PARTITIONS)
                 fill(broker, f"fetch-{name}", name, bench.options.old_fetch_mb)
         cells = [
-            Cell(title, broker, partial(measure, broker, load, name, bench.options.seconds))
+            Cell(title, broker, partial(measure, bench, broker, load, name))
             for title, load, name in rows
             for broker in brokers
         ]

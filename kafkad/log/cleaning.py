@@ -1,7 +1,6 @@
 """The log cleaner of a worker: compacted logs are cleaned while they are served (Kafka's LogCleaner).
 
-    the loop    every log.cleaner.backoff.ms, and when a log becomes compacted: chooses the dirtiest log
-                (cleaning_choice), takes a permit
+    the loop    every log.cleaner.backoff.ms: chooses the dirtiest log (cleaning_choice), takes a permit
     a thread    writes the recovery point, reads the dirty part, rewrites each group of segments (cleaner)
     the loop    announces a group, and exchanges it once the thread has synced the names (exchange)
     a thread    writes the checkpoint of the cleaned offsets
@@ -38,7 +37,6 @@ from kafkad.protocol.errors import KafkaError
 
 logger = logging.getLogger("kafkad.log")
 
-LOOK_SOON_MS: Final = 5  # logs that become compacted meanwhile need only one look
 PERMIT_WAIT_MS: Final = 1_000  # other workers clean: how soon to try again
 ANSWER_S: Final = 0.1  # how often a thread that waits for the loop checks whether the broker stops
 THROTTLE_S: Final = 0.02  # shorter waits are postponed
@@ -98,7 +96,6 @@ class LogCleaner:
         self._fatal = fatal
         self._stopped = threading.Event()
         self._timer: Any = None
-        self._looks_soon = False
         self._threads: dict[Log, threading.Thread] = {}
 
     def start(self) -> None:
@@ -111,12 +108,6 @@ class LogCleaner:
         for thread in list(self._threads.values()):
             thread.join(END_S)
 
-    def look_soon(self) -> None:
-        """Look for a dirty log without waiting for the end of log.cleaner.backoff.ms."""
-        if not self._looks_soon and not self._stopped.is_set():
-            self._looks_soon = True
-            self._arm(LOOK_SOON_MS)
-
     def _arm(self, delay_ms: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -124,7 +115,6 @@ class LogCleaner:
 
     def _turn(self) -> None:
         """Begin as many cleanings as there are permits and dirty logs."""
-        self._looks_soon = False
         config = self._config()
         delay_ms = config.log_cleaner_backoff_ms
         while (choice := self._choose()) is not None:

@@ -92,9 +92,6 @@ class Partitions:
         self.on_reader: Callable[[ReaderPartition, PartitionState], None] | None = None
         self.on_failed: Callable[[str, int, bytes], None] | None = None  # (topic, index, topic id), once
         self.on_dropped: Callable[[str, int, bytes], None] | None = None  # (topic, index, topic id)
-        self.on_compacted: Callable[[], None] | None = (
-            None  # when the policy of a log begins to have "compact"
-        )
         self.config = config
         self._configs: dict[frozenset[tuple[str, str]], TopicConfig] = {}  # by their own values
         self.log_dirs = log_dirs
@@ -284,8 +281,6 @@ class Partitions:
             log.update_config(before)
         else:
             log.native.throttled = sides(config, log.partition, self.broker_id)
-            if config.compact and not before.compact and self.on_compacted is not None:
-                self.on_compacted()
 
     def _delete(self, gone: Delete) -> None:
         key = gone.topic, gone.partition

@@ -692,7 +692,6 @@ class Worker:
                 lambda log: self._is_loading(log) or log in self.log_dirs.moves, self.fatal,
             )  # fmt: skip
             cleaner.start()
-            self.partitions.on_compacted = cleaner.look_soon
             self._started("log cleaner", cleaner.stop)
         self.log_dirs.moves.start()
         if self.me == LEADER:

@@ -310,20 +310,6 @@ def test_a_cleaning_ends_when_its_log_is_cut_and_nothing_comes_back(tmp_path, mo
     assert world.crash(log_start_offset=log.log_start_offset).end_offset == log.end_offset
 
 
-def test_a_log_that_becomes_compacted_does_not_wait_for_the_backoff(tmp_path):
-    log = compacted(tmp_path, cleanup_policy=("delete",)).log
-    cleaners = Cleaners(log)
-    cleaners.config.log_cleaner_backoff_ms = HOUR
-
-    def change():
-        log.update_config(topic_config(cleanup_policy=("compact",)))
-        cleaners.cleaner.look_soon()
-        cleaners.cleaner.look_soon()
-
-    cleaners.scheduler.call_soon(change)
-    cleaners.run(lambda: log.cleaned_below == 50)
-
-
 def test_retention_leaves_a_log_alone_while_it_is_cleaned(tmp_path):
     world = compacted(tmp_path, cleanup_policy=("compact", "delete"), retention_ms=HOUR)
     world.log.being_cleaned = True

@@ -178,17 +178,6 @@ def test_configuration_of_a_topic_and_of_the_broker_reach_the_log(world):
     assert log.config.segment_bytes == 4 << 20
 
 
-def test_a_log_that_becomes_compacted_is_announced_once(world):
-    world.commit(*topic("t", partitions=2))
-    announced = []
-    world.partitions.on_compacted = lambda: announced.append("t")
-    for value, count in (("compact", 2), ("compact,delete", 2), ("delete", 2), ("compact,delete", 4)):
-        world.commit(
-            messages.ConfigRecord(resource_type=TOPIC, resource_name="t", name="cleanup.policy", value=value)
-        )
-        assert len(announced) == count
-
-
 def test_everything_is_there_after_a_restart(world):
     world.commit(*topic("t", partitions=2), *topic("u"))
     world.partitions.get("t", 1).append_client(batch(4), 1_000)

@@ -26,7 +26,6 @@ from kafkad.protocol.lz4_headers import with_broken_lz4_checksum
 
 ANSWER_BYTES: Final = 1 << 20  # for all partitions of an answer; a first message may be larger
 READ_BYTES: Final = 128 << 10  # of bytes, per step
-FAST_PIECE: Final = 128 << 10  # of lz4 and snappy: two blocks, compressed again in 0.2 ms
 LARGE: Final = 1 << 20
 GZIP_LEVEL: Final = 1  # for uncompressed data: three times as fast as the default
 LOOP_PACKED: Final = 16 << 10  # of a compressed batch, which must be decompressed and compressed
@@ -173,8 +172,7 @@ class DownConversion:
             self.ahead = LARGE  # compression takes too long for the loop
             yield 0
         needs = codecs.Needs()
-        piece = codecs.PIECE if codec == codecs.GZIP else FAST_PIECE
-        self._chunks = codecs.steps(codec, memoryview(data)[61:], piece, needs)
+        self._chunks = codecs.steps(codec, memoryview(data)[61:], codecs.PIECE, needs)
         compressor = codecs.Compressor(codec, GZIP_LEVEL if codec == codecs.GZIP else None)
         packed = bytearray()
         converter.begin()

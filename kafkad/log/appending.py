@@ -48,6 +48,8 @@ RECALLED_ENTRIES_MIN: Final = 64  # that a segment counts for: opening it takes 
 INDEX_ENTRY: Final = struct.Struct(">ii")  # relative offset, position
 _EPOCH = struct.Struct(">i")
 
+LZ4_LEVEL_DEFAULT: Final = 9
+
 
 class Appended(rolling.Rolled, Protocol):
     """The part of `log.Log` that an append needs."""
@@ -183,6 +185,8 @@ def _tail_of(path: str, entries: int, wanted: int) -> tuple[int, int]:
 
 def _compression_level(config: "TopicConfig") -> int | None:
     level = getattr(config, f"compression_{config.compression_type}_level", None)
+    if config.compression_type == "lz4" and level == LZ4_LEVEL_DEFAULT:
+        return None  # Kafka's Lz4BlockOutputStream uses the fast compressor then, which has no level
     return level if isinstance(level, int) else None
 
 

@@ -372,6 +372,8 @@ def _clean_group(
             segment_modified_ms = _modified_ms(job, segment)
             for _ in _feed(job, segment, cleaning, decompressed, convert, skip):
                 job.progress(cleaning.write_to(fd))
+        if (written := os.fstat(fd).st_size) != cleaning.size:  # the indexes would not fit
+            raise AssertionError(f"{log}{CLEANED} has {written} bytes instead of {cleaning.size}")
         os.fsync(fd)
     finally:
         os.close(fd)

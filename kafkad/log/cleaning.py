@@ -183,7 +183,7 @@ class LogCleaner:
             _tell(cleaning, outcome)
             if not self._stopped.is_set():
                 self._arm(0)  # the next one
-        elif isinstance(trouble, (Stopped, Changed, KafkaError)) or log.closed:
+        elif isinstance(trouble, (Stopped, Changed, KafkaError)) or log.closed or cleaning.is_cut:
             logger.debug("the cleaning of %s ended early: %r", log.directory, trouble)
         elif isinstance(trouble, OSError) and trouble.errno in FATAL:
             log.refuse(trouble)
@@ -221,6 +221,11 @@ class _Cleaning:
         self._now_ms = owner._clock.now_ms()
         self._keep_recovery_point = owner._log_dirs.checkpoint_work(choice.log, RECOVERY_POINTS)
         self._throttle = Throttle(self._rate, time.monotonic, owner._stopped.wait)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the log was truncated meanwhile: then its files may have been shorter than expected."""
+        return self.log.cuts != self._cuts
 
     def _rate(self) -> float:
         config = self._owner._config()

@@ -32,9 +32,14 @@ cdef void append_python(Producing self, Entry* entry, const Part* part, Outcome*
 
 
 cdef int append_set(Producing self, Partition partition, const Part* part, Outcome* outcome) noexcept nogil:
-    """Append a small message set of magic 0 or 1. Return NEED_PYTHON if it needs the slow path nevertheless."""
+    """Append a small message set of magic 0 or 1. Return NEED_PYTHON if it needs the slow path nevertheless: also if this
+    round has no time left, for which a set counts with a nanosecond a byte."""
     cdef uint8_t* batch = NULL
-    cdef size_t size = self.sets.convert(part.records, <size_t>part.size, &partition.rules, self.core.now_ms, &batch)
+    cdef size_t size
+    if self.unpack_ns <= 0:
+        return NEED_PYTHON
+    self.unpack_ns -= part.size
+    size = self.sets.convert(part.records, <size_t>part.size, &partition.rules, self.core.now_ms, &batch)
     return partition.append_made(batch, size, self.core.now_ms, &outcome.info) if size else NEED_PYTHON
 
 

@@ -8,6 +8,7 @@ import pytest
 from kafkad.log.offset_index import read_offset_index
 from kafkad.log.time_index import read_time_index
 from kafkad.protocol.errors import KafkaError
+from kafkad.protocol.records import Record, build_batch
 from tests.reference.slow_log import SlowLog
 from tests.unit.log_world import LogWorld, batch, topic_config
 
@@ -238,3 +239,19 @@ def test_tiny_indexes_roll_and_serve(tmp_path, size):
     world.crash()
     assert world.log.end_offset == 40
     world.append()
+
+
+def test_lz4_is_fast_at_its_default_level(tmp_path):
+    """As in Kafka, where level 9 means the compressor that has no level."""
+    chance = random.Random(3)
+    words = [chance.randbytes(4).hex() for _ in range(50)]
+    value = " ".join(chance.choices(words, k=4000)).encode()
+    sizes = []
+    for level in (9, 8, 10):
+        world = LogWorld(
+            tmp_path / str(level), topic_config(compression_type="lz4", compression_lz4_level=level)
+        )
+        world.log.append_client(build_batch([Record(None, value, timestamp=1_000)]), 1_000)
+        sizes.append(len(stored(world, 0)))
+    fast, *slow = sizes
+    assert fast > 1.05 * max(slow)

@@ -375,10 +375,6 @@ _ignored(
     """,
 )
 _ignored("the log cleaner reads in pieces of 512 KiB", "log.cleaner.io.buffer.size")
-_ignored(
-    "batches that the broker compresses itself get their codec's default level",
-    "compression.gzip.level compression.lz4.level compression.zstd.level",
-)
 _ignored("disk space is set aside block by block, ahead of the writes", "log.preallocate preallocate")
 _ignored("log start offsets are written when they change", "log.flush.start.offset.checkpoint.interval.ms")
 _ignored("periodic tasks begin one interval after the start", "log.initial.task.delay.ms")

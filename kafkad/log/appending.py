@@ -184,10 +184,13 @@ def _tail_of(path: str, entries: int, wanted: int) -> tuple[int, int]:
 
 
 def _compression_level(config: "TopicConfig") -> int | None:
-    level = getattr(config, f"compression_{config.compression_type}_level", None)
-    if config.compression_type == "lz4" and level == LZ4_LEVEL_DEFAULT:
-        return None  # Kafka's Lz4BlockOutputStream uses the fast compressor then, which has no level
-    return level if isinstance(level, int) else None
+    if config.compression_type == "gzip":
+        return config.compression_gzip_level
+    if config.compression_type == "zstd":
+        return config.compression_zstd_level
+    if config.compression_type == "lz4" and config.compression_lz4_level != LZ4_LEVEL_DEFAULT:
+        return config.compression_lz4_level
+    return None  # also lz4's default: Kafka's Lz4BlockOutputStream then uses the fast compressor, without a level
 
 
 def append(

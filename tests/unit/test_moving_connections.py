@@ -52,6 +52,17 @@ def connected(workers):
     return client
 
 
+def more(workers, count):
+    """Clients that came by worker 0; any worker may serve them."""
+    port = workers.ask(0, "port")
+    clients = []
+    for _ in range(count):
+        clients.append(client := WorkersClient(("127.0.0.1", port)))
+        ask(client)
+    workers.clients.extend(clients)
+    return clients
+
+
 def test_it_moves_after_many_requests_for_one_other_worker_and_keeps_what_is_known_of_it(make):
     workers = make(3)
     client = connected(workers)
@@ -184,19 +195,12 @@ def test_new_connections_are_spread_as_if_none_had_moved(make):
     workers = make(2)
     for worker in (0, 1):
         workers.ask(worker, "answer_for", 1)
-    clients = [connected(workers)]
-    for _ in range(19):
-        clients.append(WorkersClient(("127.0.0.1", workers.ask(0, "port"))))
-        ask(clients[-1])
-    workers.clients.extend(clients[1:])
+    clients = [connected(workers), *more(workers, 19)]
     for client in clients:
         for number in range(2 * MOVE_AT):
             ask(client, number)
     assert served(workers) == [0, 20]
-    more = [WorkersClient(("127.0.0.1", workers.ask(0, "port"))) for _ in range(20)]
-    workers.clients.extend(more)
-    for client in more:
-        ask(client)
+    more(workers, 20)
     new = served(workers)
     # 10 stayed where they came to, and the new ones are spread beside these
     assert new == [15, 25], new
@@ -209,11 +213,7 @@ def test_no_worker_gets_far_more_than_the_others(make):
     workers = make(4)
     for worker in range(4):
         workers.ask(worker, "answer_for", 3)
-    clients = [connected(workers)]
-    for _ in range(199):
-        clients.append(WorkersClient(("127.0.0.1", workers.ask(0, "port"))))
-        ask(clients[-1])
-    workers.clients.extend(clients[1:])
+    clients = [connected(workers), *more(workers, 199)]
     for client in clients:
         for number in range(3 * MOVE_AT):
             ask(client, number)

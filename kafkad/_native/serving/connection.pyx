@@ -459,6 +459,7 @@ cdef void conn_answered(Conn* conn) noexcept nogil:
 
 
 cdef bint conn_is_quiet(Conn* conn) noexcept nogil:
+    """Return whether no request, answer, timer or session of it is in this process: only its socket."""
     return (conn.first is NULL and conn.input is NULL and conn.fd >= 0 and conn.tls is NULL and conn.writer is NULL
             and conn.phase == PHASE_READY and conn.session_expires_ms == 0 and not conn.closed and not conn.hung_up
             and not conn.blocked and not conn.starved and not conn.late and not conn.busy and not conn.muted

@@ -46,7 +46,8 @@ cdef void handover_unlock(Handover self) noexcept nogil
 cdef void handover_publish(Handover self, int64_t load, int64_t settled) noexcept nogil
 # Read the loads of all workers, and return their sum. It is exact under the lock.
 cdef int64_t handover_look(Handover self) noexcept nogil
-# After a look: send the socket to the worker with the smallest load, without those that moved. Return whether it was sent; its fd is closed then.
+# After a look: send the socket to the worker with the fewest connections that have not moved. Return whether it was sent;
+# its fd is closed then.
 cdef bint handover_give(Handover self, int fd, const Handed* handed) noexcept nogil
 # After a look: send the socket to this worker, unless it has far more than the others. Return whether it was sent; its
 # fd stays open.

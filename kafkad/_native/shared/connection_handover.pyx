@@ -14,10 +14,9 @@ those that it did not send are closed with its descriptors.
 
 **Exactness.** Comparing, choosing and sending is one step under a lock. Receiving and publishing is another. While
 connections only come, the loads of two workers differ by at most one, however many come at once. Connections that have
-moved are not compared, because they say nothing of how the kernel spreads new ones, and a client can cause them. max.connections and
-max.connections.per.ip are checked under the same lock, so they hold for all workers together. The lock is a robust
-mutex: if its holder dies, it is released. If its holder is stopped, the others wait PATIENCE_MS once, and then continue
-without the lock.
+moved are not compared, because clients decide where these are. max.connections and max.connections.per.ip are checked
+under the same lock, so they hold for all workers together. The lock is a robust mutex: if its holder dies, it is
+released. If its holder is stopped, the others wait PATIENCE_MS once, and then continue without the lock.
 
 **Moving.** A worker also sends a connection that it has served, to the worker that answers nearly all of its requests
 (acceptor.pyx). `Handed` says what is known of its client. It counts for the receiver before it stops to count for the

@@ -190,7 +190,8 @@ def _compression_level(config: "TopicConfig") -> int | None:
         return config.compression_zstd_level
     if config.compression_type == "lz4" and config.compression_lz4_level != LZ4_LEVEL_DEFAULT:
         return config.compression_lz4_level
-    return None  # also lz4's default: Kafka's Lz4BlockOutputStream then uses the fast compressor, without a level
+    # Also for lz4's default: Kafka's Lz4BlockOutputStream uses the fast compressor then, which has no level.
+    return None
 
 
 def append(

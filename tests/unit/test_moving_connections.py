@@ -244,9 +244,10 @@ def test_who_has_no_descriptor_for_it_loses_it_and_takes_no_more(make):
     client = connected(workers)
     workers.ask(0, "answer_for", 1)
     workers.ask(1, "limit_fds", 1)
-    hold = socket.create_connection(("127.0.0.1", workers.ask(1, "port")))
+    workers.clients.append(hold := WorkersClient(("127.0.0.1", workers.ask(1, "port"))))
+    ask(hold)
+    assert served(workers) == [1, 1]
     with pytest.raises((Closed, OSError)):
         for number in range(40 * MOVE_AT):
             ask(client, number)
-    hold.close()
     assert any("no descriptor" in line for line in workers.ask(1, "told"))

@@ -1,6 +1,5 @@
 """A connection moves to the worker that answers its requests, between two of them, and nothing is lost."""
 
-import socket
 import struct
 import threading
 import time

@@ -9,7 +9,7 @@ memory is not touched: its connection is parked, neither sent to nor read, until
 One connection sends at most BYTES_PER_TURN, then the others get their turn."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EAGAIN, EINTR, ENODATA, errno
 from libc.stdint cimport int64_t, uint32_t
 
 from kafkad._native.log.cold_reads cimport READ_MAX, ColdJob, cold_ask, cold_warm
@@ -52,6 +52,8 @@ cdef enum:
     # than that.
     BYTES_PER_TURN = 256 * 1024
 
+cdef const char* CUT = "a log file is shorter than the answer that was promised from it"
+
 
 cdef void conn_flush(Conn* conn) noexcept nogil:
     cdef Core* core = conn.core
@@ -66,7 +68,8 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
     cdef Region* cold                    # or the region to wait for
     cdef uint32_t sent, upto, index
     cdef ssize_t n
-    cdef int64_t position, ready, most
+    cdef int64_t position
+    cdef int64_t following               # bytes of `pending` that are sent now
     cdef int64_t left = BYTES_PER_TURN
     cdef bint more
 
@@ -114,7 +117,7 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                         slot.next is not NULL and slot.next.ready)
                     break
                 if copy == -2:
-                    conn_close(conn, "a log file is shorter than the answer that was promised from it")
+                    conn_close(conn, CUT)
                     return
                 parts[count].iov_base = core.copies + copy
                 parts[count].iov_len = <size_t>region.size
@@ -126,12 +129,15 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                 break                    # no room for more parts
             slot = slot.next
 
+        following = 0
+        if conn.tls is not NULL and pending is not NULL and 0 < <int64_t>gathered < left:
+            following = region_part(conn, pending, left - <int64_t>gathered)
         if more and not conn.corked and conn.tls is NULL:
             conn.corked = True
             kafkad_cork(conn.fd, 1)
         if gathered:
             if conn.tls is not NULL:
-                n = tls_send(<Tls*>conn.tls, parts, count)
+                n = send_secret(conn, parts, count, pending, following)
             else:
                 n = kafkad_send(conn.fd, parts, count, pending is not NULL)
             core.stats.writes += 1
@@ -141,14 +147,14 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                 if errno == EAGAIN:
                     conn.blocked |= BLOCKED_SOCKET
                     break
-                conn_close(conn, NULL)
+                conn_close(conn, CUT if errno == ENODATA else NULL)
                 return
             core.stats.bytes_out += n
             conn_touch(conn)             # reading an answer counts as activity
             sent_bytes(conn, <size_t>n)
             left -= n
-            if <size_t>n < gathered:
-                continue                 # to get EAGAIN, which arms the edge
+            if following or <size_t>n < gathered:
+                continue                 # also to get EAGAIN, which arms the edge
         elif pending is NULL and cold is NULL:
             sent_bytes(conn, 0)          # only silent slots
         if cold is not NULL and conn_park(conn, cold):
@@ -156,18 +162,16 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
         if pending is not NULL:
             slot = conn.first
             while pending.size and left > 0:
-                ready = region_ready(conn, pending)
-                if ready == 0:
+                following = region_part(conn, pending, left)
+                if following == 0:
                     if conn_park(conn, pending):
                         break
                     continue
                 position = pending.position
-                # A small rest is sent at once: alone it would cost another turn.
-                most = ready if ready <= left + COPY_MAX else left
                 if conn.tls is not NULL:
-                    n = tls_sendfile(<Tls*>conn.tls, pending.file.fd, &position, <size_t>most)
+                    n = send_secret(conn, parts, 0, pending, following)
                 else:
-                    n = sendfile(conn.fd, pending.file.fd, &position, <size_t>most)
+                    n = sendfile(conn.fd, pending.file.fd, &position, <size_t>following)
                     core.stats.sendfiles += 1
                 if n > 0:
                     core.stats.bytes_out += n
@@ -176,13 +180,13 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                     pending.size -= n
                     left -= n
                 elif n == 0:
-                    conn_close(conn, "a log file is shorter than the answer that was promised from it")
+                    conn_close(conn, CUT)
                     return
                 elif errno == EAGAIN:
                     conn.blocked |= BLOCKED_SOCKET
                     break
                 elif errno != EINTR:
-                    conn_close(conn, NULL)
+                    conn_close(conn, CUT if errno == ENODATA else NULL)
                     return
             if conn.blocked:
                 break
@@ -194,6 +198,13 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
         kafkad_cork(conn.fd, 0)
     if conn.tls is not NULL:
         push_secret(conn)
+
+
+cdef ssize_t send_secret(Conn* conn, iovec* parts, int count, Region* region, int64_t following) noexcept nogil:
+    """Encrypt and send the parts together with so many bytes of the region: a small answer is one send."""
+    if following == 0:
+        return tls_send(<Tls*>conn.tls, parts, count)
+    return tls_sendfile(<Tls*>conn.tls, parts, count, region.file, region.position, <size_t>following)
 
 
 cdef bint push_secret(Conn* conn) noexcept nogil:
@@ -260,7 +271,7 @@ cdef void flush_writer(Conn* conn) noexcept:
                 sent = region.at
                 piece = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>region.size)
                 if pread(region.file.fd, PyBytes_AS_STRING(piece), <size_t>region.size, region.position) != region.size:
-                    conn_close(conn, "a log file is shorter than the answer that was promised from it")
+                    conn_close(conn, CUT)
                     return
                 pieces.append(piece)
             pieces.append(PyBytes_FromStringAndSize(<char*>slot.data + sent, slot.size - sent))
@@ -282,6 +293,12 @@ cdef inline int64_t region_ready(Conn* conn, Region* region) noexcept nogil:
     if conn.cold_file is region.file and region.position < conn.cold_end:
         return min(region.size, conn.cold_end - region.position)
     return cold_warm(&conn.core.cold, region.file, region.position, region.size)
+
+
+cdef inline int64_t region_part(Conn* conn, Region* region, int64_t left) noexcept nogil:
+    """Return how many bytes of the region to send now. A small rest is sent at once: alone it would cost another turn."""
+    cdef int64_t ready = region_ready(conn, region)
+    return ready if ready <= left + COPY_MAX else left
 
 
 cdef bint conn_park(Conn* conn, Region* region) noexcept nogil:

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
+from kafkad._native.log.segments cimport LogFile
 from kafkad._native.serving.connection cimport Core
 
 cdef extern from "<sys/uio.h>" nogil:
@@ -14,11 +15,12 @@ cdef enum TlsState:
     TLS_OPEN = 1
     TLS_FAILED = 2                  # no more reads or writes
 
-cdef struct Areas:                  # memory of a core for one call; nothing stays in it
+cdef struct Areas:                  # memory of a core for one call; nothing stays in it, but for the windows
     uint8_t* incoming
     uint8_t* outgoing
     uint8_t* plain
     uint32_t outgoing_end
+    void* windows                   # Windows (log_windows.pyx)
 
 cdef struct Tls:
     const int* fd                   # the owner's, which closes it
@@ -61,9 +63,12 @@ cdef int tls_shake(Tls* tls, bint* more) noexcept nogil
 cdef ssize_t tls_receive(Tls* tls, iovec* parts, int count, bint* more) noexcept nogil
 # Like recv with MSG_PEEK, of one record at most.
 cdef ssize_t tls_peek(Tls* tls, uint8_t* data, size_t size) noexcept nogil
-# Like sendmsg and sendfile. The returned number of bytes was taken; some may wait in this object (tls_waits).
+# Like sendmsg. The returned number of bytes was taken; some may wait in this object (tls_waits).
 cdef ssize_t tls_send(Tls* tls, iovec* parts, int count) noexcept nogil
-cdef ssize_t tls_sendfile(Tls* tls, int file, int64_t* position, size_t size) noexcept nogil
+# The same, and then `size` bytes of the file from `position`. 0: the file ends there. -1 and ENODATA: it was found too
+# late that the file is shorter, and the connection can send no more.
+cdef ssize_t tls_sendfile(
+    Tls* tls, iovec* parts, int count, LogFile* file, int64_t position, size_t size) noexcept nogil
 cdef bint tls_push(Tls* tls) noexcept nogil                             # False: the peer is gone
 cdef bint tls_waits(Tls* tls) noexcept nogil                            # the socket has not taken everything
 cdef void tls_goodbye(Tls* tls) noexcept nogil                          # sends close_notify, if the socket takes it

@@ -2,7 +2,8 @@
 
 OpenSSL computes; the event loop does the input and output. A read takes as many bytes as there is room for plaintext
 into an area of the core, and OpenSSL decrypts from there to where the reactor wants it. Answers are encrypted into
-another area, up to TURN bytes of plaintext, and sent with one `send`.
+another area, up to TURN bytes of plaintext, and sent with one `send`. OpenSSL reads long regions of log files from
+windows (log_windows.pyx).
 
 **No bytes are forgotten.** Epoll reports bytes once. So a call that leaves something behind, in the socket, in OpenSSL,
 or in `kept`, sets `more`, and the connection stays readable. What the socket did not take is in `out`; the connection
@@ -20,13 +21,16 @@ Sessions are not resumed: no tickets, no cache. So a certificate is verified for
 stores."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.errno cimport EAGAIN, EINTR, EPROTO, errno
+from libc.errno cimport EAGAIN, EINTR, ENODATA, EPROTO, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, strncpy
 
+from kafkad._native.log.segments cimport LogFile
 from kafkad._native.serving.connection cimport Core
+from kafkad._native.serving.log_windows cimport (
+    WINDOW, Window, Windows, window_at, window_enter, window_leave, windows_free, windows_new)
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 
 cdef extern from "openssl.h" nogil:
@@ -109,11 +113,11 @@ cdef extern from "openssl.h" nogil:
     ssize_t pread(int fd, void* data, size_t size, int64_t position)
 
 cdef enum:
-    TURN = 256 * 1024                   # plaintext of one call
+    TURN = (256 + 16) * 1024            # plaintext of one call: a connection's turn, and the small rest (sending.pyx)
     RECORD = 16 * 1024                  # plaintext of one record
     RECORD_MAX = RECORD + 512           # with the overhead of TLS
     INCOMING = 256 * 1024
-    OUTGOING = TURN + 32 * 1024
+    OUTGOING = TURN + 16 * 1024
     DISTRACTIONS_MAX = 32
     # constants of OpenSSL
     SSL_ERROR_SSL = 1
@@ -206,6 +210,7 @@ cdef Tls* tls_new(TlsContext context, Core* core, const int* fd, int64_t* owed) 
         areas.incoming = <uint8_t*>malloc(INCOMING)
         areas.outgoing = <uint8_t*>malloc(OUTGOING)
         areas.plain = <uint8_t*>malloc(RECORD)
+        areas.windows = windows_new(core)
         KAFKAD_CHECK(areas.incoming is not NULL and areas.outgoing is not NULL and areas.plain is not NULL)
     tls = <Tls*>calloc(1, sizeof(Tls))
     KAFKAD_CHECK(tls is not NULL)
@@ -263,6 +268,7 @@ cdef void areas_free(void* areas) noexcept nogil:
         free((<Areas*>areas).incoming)
         free((<Areas*>areas).outgoing)
         free((<Areas*>areas).plain)
+        windows_free(<Windows*>(<Areas*>areas).windows)
         free(areas)
 
 
@@ -531,13 +537,41 @@ cdef bint may_write(Tls* tls) noexcept nogil:
 
 
 cdef ssize_t tls_send(Tls* tls, iovec* parts, int count) noexcept nogil:
-    """Send; small parts share a record."""
+    return tls_sendfile(tls, parts, count, NULL, 0, 0)
+
+
+cdef ssize_t tls_sendfile(
+        Tls* tls, iovec* parts, int count, LogFile* file, int64_t position, size_t size) noexcept nogil:
+    cdef size_t total
+    cdef ssize_t n = 0
+    if not may_write(tls):
+        return -1
+    total = encrypt_parts(tls, parts, count)
+    if tls.state != TLS_OPEN:
+        n = -1
+    size = total + min(size, <size_t>TURN - total)
+    while total < size and tls.state == TLS_OPEN:
+        n = encrypt_file(tls, file, position, size - total)
+        if n <= 0:
+            break
+        total += <size_t>n
+        position += n
+    if tls.state != TLS_OPEN:
+        tls.areas.outgoing_end = 0                      # or the next connection would send it
+        set_errno(EPROTO if n else ENODATA)
+        return -1
+    if not tls_push(tls):
+        set_errno(EPROTO)
+        return -1
+    return <ssize_t>total if total else n
+
+
+cdef size_t encrypt_parts(Tls* tls, iovec* parts, int count) noexcept nogil:
+    """Encrypt up to TURN bytes; small parts share a record. Return their number."""
     cdef uint8_t* plain = tls.areas.plain
     cdef size_t held = 0, total = 0, at, step
     cdef bint good = True
     cdef int i
-    if not may_write(tls):
-        return -1
     for i in range(count):
         at = 0
         while good and at < parts[i].iov_len and total < TURN:
@@ -552,34 +586,41 @@ cdef ssize_t tls_send(Tls* tls, iovec* parts, int count) noexcept nogil:
                     held = 0
             at += step
             total += step
-    if not good or not encrypt(tls, plain, held) or not tls_push(tls):
-        set_errno(EPROTO)
-        return -1
-    return <ssize_t>total
+    if good:
+        encrypt(tls, plain, held)
+    return total
 
 
-cdef ssize_t tls_sendfile(Tls* tls, int file, int64_t* position, size_t size) noexcept nogil:
+cdef ssize_t encrypt_file(Tls* tls, LogFile* file, int64_t position, size_t size) noexcept nogil:
+    """Encrypt up to `size` bytes. Return their number, 0 if the file ends before, or -1."""
     cdef uint8_t* plain = tls.areas.plain
-    cdef size_t total = 0
-    cdef ssize_t n = 0
-    if not may_write(tls):
-        return -1
-    size = min(size, <size_t>TURN)
-    while total < size:
-        n = pread(file, plain, min(size - total, <size_t>RECORD), position[0])
-        if n < 0 and errno == EINTR:
-            continue
-        if n <= 0:
-            break
-        if not encrypt(tls, plain, <size_t>n):
-            set_errno(EPROTO)
+    cdef Window* window = window_at(<Windows*>tls.areas.windows, file, position, size)
+    cdef ssize_t n = -1
+    if window is not NULL:
+        return encrypt_window(tls, window, position, size)
+    while n < 0:
+        n = pread(file.fd, plain, min(size, <size_t>RECORD), position)
+        if n < 0 and errno != EINTR:
             return -1
-        total += <size_t>n
-        position[0] += n
-    if not tls_push(tls):
-        set_errno(EPROTO)
-        return -1
-    return <ssize_t>total if total else n
+    return n if encrypt(tls, plain, <size_t>n) else -1
+
+
+cdef ssize_t encrypt_window(Tls* tls, Window* window, int64_t position, size_t size) noexcept nogil:
+    """As encrypt_file, up to the window's end. The records of bytes that are missing may not be sent. So the connection
+    can send no more after that."""
+    cdef const uint8_t* data = window.data + (position - window.position)
+    cdef size_t at = 0, step
+    cdef bint good = True
+    size = min(size, <size_t>(window.position + WINDOW - position))
+    window_enter(window)
+    while good and at < size:
+        step = min(size - at, <size_t>RECORD)
+        good = encrypt(tls, data + at, step)
+        at += step
+    if not window_leave(<Windows*>tls.areas.windows, window, position + <int64_t>size):
+        tls.state = TLS_FAILED
+        return 0
+    return <ssize_t>size if good else -1
 
 
 cdef void tls_goodbye(Tls* tls) noexcept nogil:

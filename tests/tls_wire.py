@@ -73,14 +73,18 @@ class KeyUpdates:
         self.lib.SSL_renegotiate(self.ssl)
         self.lib.SSL_do_handshake(self.ssl)
 
-    def ask(self) -> bytes:
-        frame = bytes.fromhex("0000000a0012000000000001ffff")
+    def ask(self, frame: bytes = bytes.fromhex("0000000a0012000000000001ffff")) -> bytes:
+        """The answer to a frame, without its size; the default is an ApiVersions."""
         assert self.lib.SSL_write(self.ssl, frame, len(frame)) == len(frame)
         self.send()
         buffer = ctypes.create_string_buffer(1 << 16)
-        while (count := self.lib.SSL_read(self.ssl, buffer, len(buffer))) <= 0:
-            self.hear()
-        return buffer.raw[4:count]
+        answer = b""
+        while len(answer) < 4 or len(answer) < 4 + int.from_bytes(answer[:4], "big"):
+            if (count := self.lib.SSL_read(self.ssl, buffer, len(buffer))) > 0:
+                answer += buffer.raw[:count]
+            else:
+                self.hear()
+        return answer[4:]
 
     def close(self) -> None:
         self.socket.close()

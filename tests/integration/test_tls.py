@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, Producer
 from kafka import KafkaConsumer, KafkaProducer
 
 from bench.native import logins
-from kafkad.protocol import messages
+from kafkad.protocol import codec, messages
 from kafkad.testing import Broker, BrokerFailed
 from tests.certificates import PASSWORD, make_stores, openssl
 from tests.clients import wait_until
@@ -494,6 +494,32 @@ def test_a_client_may_change_its_keys(broker, asking):
         client.update(10, asking)
         assert client.ask()[:6] == b"\0\0\0\1\0\0"
     client.close()
+
+
+def test_keys_change_before_and_between_long_answers(broker, stores):
+    """After the first of them kafkad makes the records, and derives the keys."""
+    producer = Producer(librdkafka(broker, stores, "SSL"))
+    value = os.urandom(900_000)
+    producer.produce("long", value, partition=0)
+    assert producer.flush(30) == 0
+    part = messages.FetchRequest.Topics.Partitions(partition=0, fetch_offset=0, partition_max_bytes=1 << 24)
+    topics = [messages.FetchRequest.Topics(topic="long", partitions=[part])]
+    request = messages.FetchRequest(
+        max_wait_ms=0, min_bytes=1, max_bytes=1 << 24, topics=topics, replica_id=-1
+    )
+    frame = codec.encode_request(request, 4, 7, "test")
+    frame = len(frame).to_bytes(4, "big") + frame
+    for count in range(3):
+        client = KeyUpdates(broker.ports["SSL"])
+        for _ in range(count):
+            client.ask()
+            client.update(2, True)
+        for asking in (False, True, True, False, True):
+            assert client.ask()[:6] == b"\0\0\0\1\0\0"
+            assert value in client.ask(frame)
+            client.update(3, asking)
+        assert value in client.ask(frame)
+        client.close()
 
 
 @pytest.mark.parametrize("asking", [False, True])

@@ -82,7 +82,7 @@ class TlsClient:
         self.raw.close()
 
 
-def secured(directory, stores):
+def secured(directory, stores, **more):
     """A World with a listener for TLS, too."""
     given = {
         "node.id": "1",
@@ -91,6 +91,7 @@ def secured(directory, stores):
         "inter.broker.listener.name": "SSL",
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(stores / "server.pem"),
+        **{key.replace("_", "."): value for key, value in more.items()},
     }
     world = World(str(directory))
     contexts = tls_contexts(BrokerConfig(given), lambda path: Path(path).read_bytes())

@@ -11,8 +11,8 @@ checks the note and the file's size.
 **Memory and files.** A core has at most WINDOWS_MAX windows. A window that is not used for a period of IDLE_MS is
 unmapped, so that a removed file does not keep its blocks, and pages do not count as the worker's memory for longer.
 
-Beware: mapped bytes change when the owner cuts the file and writes other bytes there, as with pread. OpenSSL copies
-a record's bytes before it encrypts them."""
+Beware: mapped bytes change when the owner cuts the file and writes other bytes there. A record then has some of either,
+as after a pread. It is a valid record all the same: its tag is of the encrypted bytes."""
 
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport calloc, free

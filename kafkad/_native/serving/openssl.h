@@ -81,6 +81,20 @@
     X(int, OPENSSL_sk_num, (const void*)) \
     X(void*, OPENSSL_sk_value, (const void*, int)) \
     X(void, OPENSSL_sk_pop_free, (void*, void (*)(void*))) \
+    X(void, SSL_CTX_set_keylog_callback, (void*, void (*)(const void*, const char*))) \
+    X(uint32_t, SSL_CIPHER_get_id, (const void*)) \
+    X(void*, EVP_CIPHER_CTX_new, (void)) \
+    X(void, EVP_CIPHER_CTX_free, (void*)) \
+    X(const void*, EVP_aes_128_gcm, (void)) \
+    X(const void*, EVP_aes_256_gcm, (void)) \
+    X(int, EVP_EncryptInit_ex, (void*, const void*, void*, const uint8_t*, const uint8_t*)) \
+    X(int, EVP_EncryptUpdate, (void*, uint8_t*, int*, const uint8_t*, int)) \
+    X(int, EVP_EncryptFinal_ex, (void*, uint8_t*, int*)) \
+    X(int, EVP_CIPHER_CTX_ctrl, (void*, int, int, void*)) \
+    X(const void*, EVP_sha256, (void)) \
+    X(const void*, EVP_sha384, (void)) \
+    X(uint8_t*, HMAC, (const void*, const void*, int, const uint8_t*, size_t, uint8_t*, unsigned int*)) \
+    X(void, OPENSSL_cleanse, (void*, size_t)) \
     X(unsigned long, ERR_get_error, (void)) \
     X(void, ERR_clear_error, (void)) \
     X(const char*, ERR_reason_error_string, (unsigned long))

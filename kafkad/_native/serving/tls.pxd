@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from kafkad._native.log.segments cimport LogFile
 from kafkad._native.serving.connection cimport Core
+from kafkad._native.serving.tls_sealing cimport Sealing
 
 cdef extern from "<sys/uio.h>" nogil:
     struct iovec:
@@ -32,6 +33,9 @@ cdef struct Tls:
     Areas* areas
     void* ssl
     int state
+    Sealing* sealing                # NULL: all records are OpenSSL's
+    bint seals                      # `sealing` encrypts, instead of SSL_write
+    int discarded                   # records that OpenSSL encrypted, and that were not sealed yet
     bint spoke                      # the peer has sent something
     int distractions                # handshake messages of an open connection since a read that brought data
     const uint8_t* source           # ciphertext for OpenSSL to read

@@ -2,8 +2,8 @@
 
 OpenSSL computes; the event loop does the input and output. A read takes as many bytes as there is room for plaintext
 into an area of the core, and OpenSSL decrypts from there to where the reactor wants it. Answers are encrypted into
-another area, up to TURN bytes of plaintext, and sent with one `send`. OpenSSL reads long regions of log files from
-windows (log_windows.pyx).
+another area, up to TURN bytes of plaintext, and sent with one `send`. Long regions of log files are read from windows
+(log_windows.pyx). With TLS 1.3 and AES-GCM, tls_sealing.pyx makes the records from the first long region on.
 
 **No bytes are forgotten.** Epoll reports bytes once. So a call that leaves something behind, in the socket, in OpenSSL,
 or in `kept`, sets `more`, and the connection stays readable. What the socket did not take is in `out`; the connection
@@ -31,6 +31,8 @@ from kafkad._native.log.segments cimport LogFile
 from kafkad._native.serving.connection cimport Core
 from kafkad._native.serving.log_windows cimport (
     WINDOW, Window, Windows, window_at, window_enter, window_leave, windows_free, windows_new)
+from kafkad._native.serving.tls_sealing cimport (
+    SEAL_OVERHEAD, seal, sealing_count, sealing_free, sealing_load, sealing_of, sealing_open, sealing_update)
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 
 cdef extern from "openssl.h" nogil:
@@ -51,6 +53,7 @@ cdef extern from "openssl.h" nogil:
         void* (*SSL_CTX_get_cert_store)(void*) noexcept nogil
         int (*SSL_CTX_add_client_CA)(void*, void*) noexcept nogil
         void (*SSL_CTX_set_msg_callback)(void*, void (*)(int, int, int, const void*, size_t, void*, void*) noexcept nogil) noexcept nogil
+        void (*SSL_CTX_set_keylog_callback)(void*, void (*)(const void*, const char*) noexcept nogil) noexcept nogil
         int (*SSL_CTX_set_session_id_context)(void*, const unsigned char*, unsigned int) noexcept nogil
         void* (*SSL_CTX_get_ciphers)(void*) noexcept nogil
         const char* (*SSL_CIPHER_standard_name)(const void*) noexcept nogil
@@ -143,6 +146,8 @@ cdef enum:
     # ours
     ALERT_RECORD = 0x15
     HANDSHAKE_RECORD = 0x16
+    DATA_RECORD = 0x17
+    KEY_UPDATE = 24                     # a message's first byte
 
 SSL_OP_IGNORE_UNEXPECTED_EOF = 1 << 7
 SSL_OP_NO_TICKET = 1 << 14
@@ -174,9 +179,18 @@ cdef int bio_read(void* bio, char* data, int size) noexcept nogil:
 
 
 cdef int bio_write(void* bio, const char* data, int size) noexcept nogil:
-    cdef Areas* areas = (<Tls*>openssl.BIO_get_data(bio)).areas
-    if size <= 0 or <uint32_t>size > OUTGOING - areas.outgoing_end:
+    cdef Tls* tls = <Tls*>openssl.BIO_get_data(bio)
+    cdef Areas* areas = tls.areas
+    if size <= 0:
         return -1
+    if tls.seals:                                       # the message comes to on_message
+        tls.discarded += 1
+        return size
+    if <uint32_t>size > OUTGOING - areas.outgoing_end:
+        return -1
+    if tls.sealing is not NULL and (
+            tls.state != TLS_OPEN or not sealing_count(tls.sealing, <const uint8_t*>data, <size_t>size)):
+        sealing_free(&tls.sealing)                      # the number of records under its key is not known
     memcpy(areas.outgoing + areas.outgoing_end, data, <size_t>size)
     areas.outgoing_end += <uint32_t>size
     return size
@@ -189,12 +203,40 @@ cdef long bio_control(void* bio, int command, long number, void* pointer) noexce
 cdef void on_message(
         int written, int version, int kind, const void* data, size_t size, void* ssl, void* unused) noexcept nogil:
     """Called for each message: counts those that an open connection does not need. A refused TLS 1.2 handshake is
-    recognised by the alert that answers it."""
+    recognised by the alert that answers it. Seals those that OpenSSL has written, and bio_write has discarded."""
     cdef Tls* tls
+    if kind != ALERT and kind != HANDSHAKE:
+        return
+    tls = <Tls*>openssl.BIO_get_data(openssl.SSL_get_rbio(ssl))
+    if tls.state != TLS_OPEN:
+        return
     if kind == (ALERT if written else HANDSHAKE):
-        tls = <Tls*>openssl.BIO_get_data(openssl.SSL_get_rbio(ssl))
-        if tls.state == TLS_OPEN:
-            tls.distractions += 1
+        tls.distractions += 1
+    if not written or tls.sealing is NULL:
+        return
+    if not tls.seals:                                   # the next records may have another key
+        sealing_free(&tls.sealing)
+        return
+    tls.discarded -= 1
+    if not put_sealed(tls, <uint8_t>kind, <const uint8_t*>data, size, False) or (
+            kind == HANDSHAKE and (<const uint8_t*>data)[0] == KEY_UPDATE and not sealing_update(tls.sealing)):
+        fail(tls, "TLS: a message cannot be encrypted")
+
+
+cdef void on_secret(const void* ssl, const char* line) noexcept nogil:
+    """Called for each secret of a handshake."""
+    cdef Tls* tls = <Tls*>openssl.BIO_get_data(openssl.SSL_get_rbio(ssl))
+    if tls.state == TLS_SHAKING and tls.sealing is NULL and not tls.client:
+        tls.sealing = sealing_of(line, ssl)
+
+
+cdef bint put_sealed(Tls* tls, uint8_t kind, const uint8_t* data, size_t size, bint far) noexcept nogil:
+    cdef Areas* areas = tls.areas
+    if size + SEAL_OVERHEAD > OUTGOING - areas.outgoing_end or not seal(
+            tls.sealing, kind, data, size, areas.outgoing + areas.outgoing_end, far):
+        return False
+    areas.outgoing_end += <uint32_t>(size + SEAL_OVERHEAD)
+    return True
 
 
 # -- one connection ----------------------------------------------------------------------------------------
@@ -257,6 +299,7 @@ cdef void tls_free(Tls* tls) noexcept nogil:
     free(tls.kept)
     free(tls.out)
     free(tls.deadline)
+    sealing_free(&tls.sealing)
     tls.kept = NULL
     tls.out_capacity = 0
     count(tls)
@@ -441,6 +484,8 @@ cdef ssize_t receive(Tls* tls, iovec* parts, int count, bint peeks, bint* more) 
         taken = True
         drained = <size_t>got < asked                   # after a short read the socket is empty
     source_close(tls)
+    if tls.discarded:
+        fail(tls, "TLS: OpenSSL wrote something unknown")
     if not tls_push(tls):
         fail(tls, "")
     if total:
@@ -517,10 +562,17 @@ cdef bint tls_push(Tls* tls) noexcept nogil:
     return True
 
 
-cdef bint encrypt(Tls* tls, const uint8_t* data, size_t size) noexcept nogil:
+cdef bint encrypt(Tls* tls, const uint8_t* data, size_t size, bint far) noexcept nogil:
     cdef size_t n = 0
+    if size == 0:
+        return True
+    if tls.seals:
+        if put_sealed(tls, DATA_RECORD, data, size, far):
+            return True
+        fail(tls, "TLS: a record cannot be encrypted")
+        return False
     openssl.ERR_clear_error()
-    if size and openssl.SSL_write_ex(tls.ssl, data, size, &n) != 1:
+    if openssl.SSL_write_ex(tls.ssl, data, size, &n) != 1:
         fail_by_openssl(tls)
         return False
     return True
@@ -577,17 +629,17 @@ cdef size_t encrypt_parts(Tls* tls, iovec* parts, int count) noexcept nogil:
         while good and at < parts[i].iov_len and total < TURN:
             step = min(parts[i].iov_len - at, min(<size_t>RECORD - held, <size_t>TURN - total))
             if held == 0 and step == RECORD:
-                good = encrypt(tls, <uint8_t*>parts[i].iov_base + at, step)
+                good = encrypt(tls, <uint8_t*>parts[i].iov_base + at, step, False)
             else:
                 memcpy(plain + held, <uint8_t*>parts[i].iov_base + at, step)
                 held += step
                 if held == RECORD:
-                    good = encrypt(tls, plain, held)
+                    good = encrypt(tls, plain, held, False)
                     held = 0
             at += step
             total += step
     if good:
-        encrypt(tls, plain, held)
+        encrypt(tls, plain, held, False)
     return total
 
 
@@ -602,7 +654,7 @@ cdef ssize_t encrypt_file(Tls* tls, LogFile* file, int64_t position, size_t size
         n = pread(file.fd, plain, min(size, <size_t>RECORD), position)
         if n < 0 and errno != EINTR:
             return -1
-    return n if encrypt(tls, plain, <size_t>n) else -1
+    return n if encrypt(tls, plain, <size_t>n, False) else -1
 
 
 cdef ssize_t encrypt_window(Tls* tls, Window* window, int64_t position, size_t size) noexcept nogil:
@@ -612,10 +664,12 @@ cdef ssize_t encrypt_window(Tls* tls, Window* window, int64_t position, size_t s
     cdef size_t at = 0, step
     cdef bint good = True
     size = min(size, <size_t>(window.position + WINDOW - position))
+    if tls.sealing is not NULL and not tls.seals:
+        tls.seals = sealing_open(tls.sealing)
     window_enter(window)
     while good and at < size:
         step = min(size - at, <size_t>RECORD)
-        good = encrypt(tls, data + at, step)
+        good = encrypt(tls, data + at, step, True)
         at += step
     if not window_leave(<Windows*>tls.areas.windows, window, position + <int64_t>size):
         tls.state = TLS_FAILED
@@ -663,6 +717,8 @@ def load_openssl():
     except ImportError:
         pass
     missing = kafkad_load_openssl()
+    if missing is NULL:
+        missing = sealing_load()
     if missing is not NULL:
         raise TlsError(f"TLS needs OpenSSL 3: {missing.decode()} is missing")
     bio_method = openssl.BIO_meth_new(BIO_TYPE_SOURCE_SINK | 101, "kafkad")
@@ -764,6 +820,7 @@ cdef class TlsContext:
             | SSL_OP_CIPHER_SERVER_PREFERENCE | SSL_OP_NO_RENEGOTIATION)
         openssl.SSL_CTX_set_num_tickets(self.context, 0)
         openssl.SSL_CTX_set_msg_callback(self.context, on_message)
+        openssl.SSL_CTX_set_keylog_callback(self.context, on_secret)
         openssl.SSL_CTX_ctrl(self.context, SSL_CTRL_SET_SESS_CACHE_MODE, 0, NULL)
         openssl.SSL_CTX_ctrl(self.context, SSL_CTRL_MODE, SSL_MODE_AUTO_RETRY | SSL_MODE_RELEASE_BUFFERS, NULL)
         openssl.SSL_CTX_set_session_id_context(self.context, <const unsigned char*>"kafkad", 6)

@@ -9,6 +9,9 @@ from pathlib import Path
 from tests.wire import Wire
 
 SET_MAX_PROTO_VERSION, TLS_1_2 = 124, 0x0303
+HEADER, INNER_TYPE = 256, 257  # what a callback is told of each record
+HANDSHAKE, DATA = 22, 23
+ON_MESSAGE = ctypes.CFUNCTYPE(None, *[ctypes.c_int] * 3, *[ctypes.c_void_p, ctypes.c_size_t] * 2)
 
 
 class TlsWire(Wire):
@@ -28,16 +31,24 @@ def trusting(stores: Path, own: str | None = None, versions: tuple = ()) -> ssl.
 
 class KeyUpdates:
     """A client by libssl itself, since Python's ssl has neither the KeyUpdate of TLS 1.3 nor the
-    renegotiation of TLS 1.2 (`old`). What it says goes into `said` first, so that thousands can be sent at
-    once."""
+    renegotiation of TLS 1.2 (`old`), nor a limit of the records that it takes (`most`: 512, 1024, 2048 or
+    4096 bytes). What it says goes into `said` first, so that thousands can be sent at once. `kinds` and
+    `sizes` are those of the encrypted records that it has read."""
 
-    def __init__(self, port: int, *, old: bool = False) -> None:
+    def __init__(self, port: int, *, old: bool = False, most: int = 0) -> None:
         self.lib = ctypes.CDLL(ctypes.util.find_library("ssl") or "libssl.so.3")
         for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new", "BIO_s_mem", "BIO_new"):
             getattr(self.lib, name).restype = ctypes.c_void_p
         self.context = ctypes.c_void_p(self.lib.SSL_CTX_new(ctypes.c_void_p(self.lib.TLS_client_method())))
         if old:
             self.lib.SSL_CTX_ctrl(self.context, SET_MAX_PROTO_VERSION, ctypes.c_long(TLS_1_2), None)
+        if most:
+            number = (512, 1024, 2048, 4096).index(most) + 1
+            assert self.lib.SSL_CTX_set_tlsext_max_fragment_length(self.context, number) == 1
+        self.kinds: list[int] = []
+        self.sizes: list[int] = []
+        self.on_message = ON_MESSAGE(self.note)
+        self.lib.SSL_CTX_set_msg_callback(self.context, self.on_message)
         self.ssl = ctypes.c_void_p(self.lib.SSL_new(self.context))
         self.heard, self.said = (
             ctypes.c_void_p(self.lib.BIO_new(ctypes.c_void_p(self.lib.BIO_s_mem()))) for _ in range(2)
@@ -49,6 +60,12 @@ class KeyUpdates:
             self.send()
             self.hear()
         self.send()
+
+    def note(self, written: int, _: int, kind: int, data: int, size: int, *__: int) -> None:
+        if kind == INNER_TYPE and not written:
+            self.kinds.append(ctypes.string_at(data, size)[0])
+        elif kind == HEADER and not written and ctypes.string_at(data, 1)[0] == DATA:
+            self.sizes.append(int.from_bytes(ctypes.string_at(data + 3, 2), "big"))
 
     def send(self) -> None:
         buffer = ctypes.create_string_buffer(1 << 16)

@@ -18,7 +18,7 @@ import itertools
 import re
 from typing import Final, NamedTuple
 
-from kafkad._native.serving.tls import TlsError, read_pkcs12, read_private_key
+from kafkad._native.serving.tls_keys import TlsError, read_pkcs12, read_private_key
 from kafkad.security.certificates import first_element, issuer_of, subject_of
 
 TYPES: Final = ("PEM", "PKCS12", "JKS")

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any, Final, NamedTuple, NoReturn
 
-from kafkad._native.serving.tls import VERSIONS, TlsContext, TlsError
+from kafkad._native.serving.tls import VERSIONS, TlsContext
+from kafkad._native.serving.tls_keys import TlsError
 from kafkad.config.definition import ConfigError
 from kafkad.config.dynamic import SECURITY_KEYS
 from kafkad.security.certificates import alternative_names_of, subject_of, validity_of

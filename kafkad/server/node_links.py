@@ -31,7 +31,8 @@ from ipaddress import ip_address
 from typing import Any, Final, NamedTuple
 
 from kafkad._native.serving.outgoing_tls import OutgoingTls
-from kafkad._native.serving.tls import TlsContext, TlsError
+from kafkad._native.serving.tls import TlsContext
+from kafkad._native.serving.tls_keys import TlsError
 from kafkad.config.definition import ConfigError
 from kafkad.net.channel import Channel, Unreachable
 from kafkad.protocol import codec, errors, messages

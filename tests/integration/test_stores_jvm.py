@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from kafkad._native.serving.tls import TlsContext, TlsError
+from kafkad._native.serving.tls import TlsContext
+from kafkad._native.serving.tls_keys import TlsError
 from kafkad.security.certificates import KEYWORDS, name_of, subject_of
 from kafkad.security.client_tls import tls_context
 from kafkad.security.stores import WrongStore, chain_of, key_of, key_store_of

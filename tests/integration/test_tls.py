@@ -24,7 +24,7 @@ from tests.certificates import PASSWORD, make_stores, openssl
 from tests.clients import wait_until
 from tests.jvm import JvmKafka, free_port, run_tool
 from tests.neighbours import PARTITIONS, TOPIC, Neighbours
-from tests.tls_wire import KeyUpdates, TlsWire, trusting
+from tests.tls_wire import DATA, HANDSHAKE, KeyUpdates, TlsWire, trusting
 from tests.wire import Wire, create_topic
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
@@ -496,8 +496,9 @@ def test_a_client_may_change_its_keys(broker, asking):
     client.close()
 
 
-def test_keys_change_before_and_between_long_answers(broker, stores):
-    """After the first of them kafkad makes the records, and derives the keys."""
+@pytest.fixture(scope="module")
+def long_answer(broker, stores):
+    """A Fetch, with its size, and the value of the record in its answer."""
     producer = Producer(librdkafka(broker, stores, "SSL"))
     value = os.urandom(900_000)
     producer.produce("long", value, partition=0)
@@ -508,7 +509,12 @@ def test_keys_change_before_and_between_long_answers(broker, stores):
         max_wait_ms=0, min_bytes=1, max_bytes=1 << 24, topics=topics, replica_id=-1
     )
     frame = codec.encode_request(request, 4, 7, "test")
-    frame = len(frame).to_bytes(4, "big") + frame
+    return len(frame).to_bytes(4, "big") + frame, value
+
+
+def test_keys_change_before_and_between_long_answers(broker, long_answer):
+    """After the first of them kafkad makes the records, and derives the keys."""
+    frame, value = long_answer
     for count in range(3):
         client = KeyUpdates(broker.ports["SSL"])
         for _ in range(count):
@@ -520,6 +526,61 @@ def test_keys_change_before_and_between_long_answers(broker, stores):
             client.update(3, asking)
         assert value in client.ask(frame)
         client.close()
+
+
+def kinds_of_answer(client, *frame):
+    client.kinds.clear()
+    answer = client.ask(*frame)
+    return client.kinds, answer
+
+
+@pytest.mark.parametrize("first", ["long", "short", "nothing"])
+def test_each_wish_for_other_keys_is_granted_before_the_next_data(broker, long_answer, first):
+    frame, value = long_answer
+    client = KeyUpdates(broker.ports["SSL"])
+    if first != "nothing":
+        client.ask(*[frame] if first == "long" else [])
+    for following in ([frame], [], [frame], [frame], [], []):
+        client.update(1, True)
+        kinds, answer = kinds_of_answer(client, *following)
+        assert kinds[0] == HANDSHAKE
+        assert set(kinds[1:]) == {DATA}
+        assert (value in answer) == bool(following)
+        client.update(2, False)
+        for again in ([], [frame]):
+            kinds, answer = kinds_of_answer(client, *again)
+            assert set(kinds) == {DATA}
+            assert (value in answer) == bool(again)
+    client.update(3, True)
+    kinds, answer = kinds_of_answer(client, frame)
+    changes = kinds.count(HANDSHAKE)
+    assert 1 <= changes <= 3
+    assert kinds[:changes] == changes * [HANDSHAKE]
+    assert value in answer
+    client.close()
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("most", [512, 4096])
+def test_a_client_that_wants_short_records_gets_them(broker, long_answer, most, old):
+    frame, value = long_answer
+    client = KeyUpdates(broker.ports["SSL"], most=most, old=old)
+    for _ in range(3):
+        client.sizes.clear()
+        assert value in client.ask(frame)
+        assert len(client.sizes) >= len(value) // most
+        assert max(client.sizes) <= most + 64
+    client.close()
+
+
+def test_a_client_that_wants_no_short_records_gets_long_ones(broker, long_answer):
+    frame, value = long_answer
+    client = KeyUpdates(broker.ports["SSL"])
+    for _ in range(3):
+        client.sizes.clear()
+        assert value in client.ask(frame)
+        assert len(client.sizes) < len(value) // 16_384 + 8
+    client.close()
 
 
 @pytest.mark.parametrize("asking", [False, True])

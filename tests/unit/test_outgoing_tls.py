@@ -7,7 +7,8 @@ import ssl
 import pytest
 
 from kafkad._native.serving.outgoing_tls import OutgoingTls
-from kafkad._native.serving.tls import TlsContext, TlsError
+from kafkad._native.serving.tls import TlsContext
+from kafkad._native.serving.tls_keys import TlsError
 from kafkad.config.broker import BrokerConfig
 from kafkad.security.tls import client_context
 from tests.certificates import make_stores

@@ -5,7 +5,7 @@ import ssl
 import pytest
 from reactor_world import batch
 
-from kafkad._native.serving.tls_sealing import sealed
+from kafkad._native.serving.tls_sealing import sealed, set_records_of_a_key
 from tests.certificates import make_stores
 from tests.readiness import readable
 from tests.unit.test_cold_reads import fill, records_of
@@ -48,6 +48,23 @@ def test_answers_and_regions_are_sealed_with_aes_gcm(world, client):
         assert found[61:] == data[61:]
     count = sealed() - before
     assert (count > 2 * MIB // 16_384) if world.seals else (count == 0)
+
+
+def test_a_key_that_is_worn_is_changed(world, client):
+    fill(world, "t", 0)
+    data = batch(1, 2 * MIB - 1000)
+    client.produce("t", data)
+    made = []
+    try:
+        for _ in range(3):
+            before = sealed()
+            assert records_of(client.fetch([("t", 0, 0, 3 * MIB)]))[61:] == data[61:]
+            made.append(sealed() - before)
+            set_records_of_a_key(5 if len(made) == 2 else 1 << 24)
+    finally:
+        set_records_of_a_key(1 << 24)
+    _, before, after = made
+    assert (before >= 128 and after == before + (before + 4) // 5) if world.seals else (before == after == 0)
 
 
 def heard(world, reader):

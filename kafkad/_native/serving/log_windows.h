@@ -12,8 +12,8 @@ static struct sigaction kafkad_bus_before;
 static volatile sig_atomic_t kafkad_bus_passed_on;
 static uintptr_t kafkad_page_size;
 
-/* What this thread reads now. */
-static __thread struct {
+/* What this thread reads now. Where it is must be known without a call (initial-exec): a signal handler reads it. */
+static __thread __attribute__((tls_model("initial-exec"))) struct {
     volatile uintptr_t start;
     volatile uintptr_t end;
     volatile sig_atomic_t missing;
@@ -70,11 +70,15 @@ static uint8_t* kafkad_map_log(int fd, int64_t position, size_t size) {
     return at == MAP_FAILED ? NULL : at;
 }
 
-static void kafkad_mapped_read_begin(const uint8_t* start, size_t size) {
+/* 0: mapped bytes cannot be read safely. */
+static int kafkad_mapped_read_begin(const uint8_t* start, size_t size) {
+    if (!kafkad_catch_bus())
+        return 0;
     kafkad_mapped_read.missing = 0;
     kafkad_mapped_read.start = (uintptr_t)start;
     kafkad_mapped_read.end = (uintptr_t)start + size;
     __asm__ volatile("" ::: "memory");
+    return 1;
 }
 
 /* Whether all bytes were there. */

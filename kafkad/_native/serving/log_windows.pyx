@@ -24,7 +24,7 @@ from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 
 cdef extern from "log_windows.h" nogil:
     uint8_t* kafkad_map_log(int fd, int64_t position, size_t size)
-    void kafkad_mapped_read_begin(const uint8_t* start, size_t size)
+    bint kafkad_mapped_read_begin(const uint8_t* start, size_t size)
     bint kafkad_mapped_read_end()
     bint kafkad_file_reaches(int fd, int64_t end)
     int munmap(void* address, size_t size)
@@ -103,7 +103,7 @@ cdef Window* window_at(Windows* windows, LogFile* file, int64_t position, size_t
 
 
 cdef void window_enter(const Window* window) noexcept nogil:
-    kafkad_mapped_read_begin(window.data, WINDOW)
+    KAFKAD_CHECK(kafkad_mapped_read_begin(window.data, WINDOW))
 
 
 cdef bint window_leave(Windows* windows, Window* window, int64_t end) noexcept nogil:

@@ -12,7 +12,7 @@ from kafkad._native.serving.reactor cimport Reactor
 from kafkad._native.serving.tls cimport (
     TLS_OPEN, Tls, TlsContext, iovec, tls_client, tls_free, tls_goodbye, tls_push, tls_receive, tls_send, tls_shake, tls_waits)
 
-from kafkad._native.serving.tls import TlsError
+from kafkad._native.serving.tls_keys import TlsError
 
 
 @cython.no_gc_clear              # __dealloc__ needs the reactor's core

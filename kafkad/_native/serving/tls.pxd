@@ -35,6 +35,7 @@ cdef struct Tls:
     int state
     Sealing* sealing                # NULL: all records are OpenSSL's
     bint seals                      # `sealing` encrypts, instead of SSL_write
+    bint update_due                 # a KeyUpdate must come before more data
     int discarded                   # records that OpenSSL encrypted, and that were not sealed yet
     bint spoke                      # the peer has sent something
     int distractions                # handshake messages of an open connection since a read that brought data

@@ -20,7 +20,7 @@ changes its keys once in gigabytes.
 Sessions are not resumed: no tickets, no cache. So a certificate is verified for each connection, against the current
 stores."""
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING
 from libc.errno cimport EAGAIN, EINTR, ENODATA, EPROTO, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
@@ -31,8 +31,11 @@ from kafkad._native.log.segments cimport LogFile
 from kafkad._native.serving.connection cimport Core
 from kafkad._native.serving.log_windows cimport (
     WINDOW, Window, Windows, window_at, window_enter, window_leave, windows_free, windows_new)
+from kafkad._native.serving.tls_keys cimport der_of, keys_load, trouble
+from kafkad._native.serving.tls_keys import TlsError
 from kafkad._native.serving.tls_sealing cimport (
-    SEAL_OVERHEAD, seal, sealing_count, sealing_free, sealing_load, sealing_of, sealing_open, sealing_update)
+    SEAL_OVERHEAD, seal, sealing_count, sealing_free, sealing_is_worn, sealing_load, sealing_of, sealing_open,
+    sealing_update)
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 
 cdef extern from "openssl.h" nogil:
@@ -83,27 +86,19 @@ cdef extern from "openssl.h" nogil:
         int (*BIO_meth_set_read)(void*, int (*)(void*, char*, int) noexcept nogil) noexcept nogil
         int (*BIO_meth_set_ctrl)(void*, long (*)(void*, int, long, void*) noexcept nogil) noexcept nogil
         void* (*BIO_new)(const void*) noexcept nogil
-        void* (*BIO_new_mem_buf)(const void*, int) noexcept nogil
         int (*BIO_free)(void*) noexcept nogil
         void (*BIO_set_data)(void*, void*) noexcept nogil
         void* (*BIO_get_data)(void*) noexcept nogil
         void (*BIO_set_init)(void*, int) noexcept nogil
         void (*BIO_set_flags)(void*, int) noexcept nogil
         void (*BIO_clear_flags)(void*, int) noexcept nogil
-        void* (*PEM_read_bio_PrivateKey)(void*, void**, void*, void*) noexcept nogil
         void* (*d2i_AutoPrivateKey)(void**, const unsigned char**, long) noexcept nogil
-        int (*i2d_PrivateKey)(void*, unsigned char**) noexcept nogil
         void (*EVP_PKEY_free)(void*) noexcept nogil
         void* (*d2i_X509)(void**, const unsigned char**, long) noexcept nogil
-        int (*i2d_X509)(void*, unsigned char**) noexcept nogil
         void (*X509_free)(void*) noexcept nogil
         int (*X509_STORE_add_cert)(void*, void*) noexcept nogil
-        void* (*d2i_PKCS12_bio)(void*, void**) noexcept nogil
-        int (*PKCS12_parse)(void*, const char*, void**, void**, void**) noexcept nogil
-        void (*PKCS12_free)(void*) noexcept nogil
         int (*OPENSSL_sk_num)(const void*) noexcept nogil
         void* (*OPENSSL_sk_value)(const void*, int) noexcept nogil
-        void (*OPENSSL_sk_pop_free)(void*, void (*)(void*) noexcept nogil) noexcept nogil
         unsigned long (*ERR_get_error)() noexcept nogil
         void (*ERR_clear_error)() noexcept nogil
         const char* (*ERR_reason_error_string)(unsigned long) noexcept nogil
@@ -148,6 +143,7 @@ cdef enum:
     HANDSHAKE_RECORD = 0x16
     DATA_RECORD = 0x17
     KEY_UPDATE = 24                     # a message's first byte
+    KEY_UPDATE_ASKS = 4                 # the place of its last byte: 1 if it asks for an answer
 
 SSL_OP_IGNORE_UNEXPECTED_EOF = 1 << 7
 SSL_OP_NO_TICKET = 1 << 14
@@ -157,10 +153,6 @@ SSL_OP_NO_RENEGOTIATION = 1 << 30
 VERSIONS = {"TLSv1.2": 0x0303, "TLSv1.3": 0x0304}
 
 cdef void* bio_method = NULL
-
-
-class TlsError(ValueError):
-    """OpenSSL's error for a key, a certificate or a store."""
 
 
 # -- the BIO: OpenSSL's input and output ---------------------------------------------------------------------
@@ -203,8 +195,10 @@ cdef long bio_control(void* bio, int command, long number, void* pointer) noexce
 cdef void on_message(
         int written, int version, int kind, const void* data, size_t size, void* ssl, void* unused) noexcept nogil:
     """Called for each message: counts those that an open connection does not need. A refused TLS 1.2 handshake is
-    recognised by the alert that answers it. Seals those that OpenSSL has written, and bio_write has discarded."""
+    recognised by the alert that answers it. Seals those that OpenSSL has written, and bio_write has discarded. OpenSSL
+    answers a KeyUpdate with SSL_write, or with the next KeyUpdate that it reads: often after `encrypt` has done so."""
     cdef Tls* tls
+    cdef bint update = kind == HANDSHAKE and size > KEY_UPDATE_ASKS and (<const uint8_t*>data)[0] == KEY_UPDATE
     if kind != ALERT and kind != HANDSHAKE:
         return
     tls = <Tls*>openssl.BIO_get_data(openssl.SSL_get_rbio(ssl))
@@ -212,15 +206,18 @@ cdef void on_message(
         return
     if kind == (ALERT if written else HANDSHAKE):
         tls.distractions += 1
-    if not written or tls.sealing is NULL:
+    if tls.sealing is NULL:
         return
-    if not tls.seals:                                   # the next records may have another key
+    if not written:
+        if update and (<const uint8_t*>data)[KEY_UPDATE_ASKS] == 1:
+            tls.update_due = True
+    elif not tls.seals:                                 # the next records may have another key
         sealing_free(&tls.sealing)
-        return
-    tls.discarded -= 1
-    if not put_sealed(tls, <uint8_t>kind, <const uint8_t*>data, size, False) or (
-            kind == HANDSHAKE and (<const uint8_t*>data)[0] == KEY_UPDATE and not sealing_update(tls.sealing)):
-        fail(tls, "TLS: a message cannot be encrypted")
+    else:
+        tls.discarded -= 1
+        if not (answer_update(tls) if update else put_sealed(
+                tls, <uint8_t>kind, <const uint8_t*>data, size, False)):
+            fail(tls, "TLS: a message cannot be encrypted")
 
 
 cdef void on_secret(const void* ssl, const char* line) noexcept nogil:
@@ -237,6 +234,15 @@ cdef bint put_sealed(Tls* tls, uint8_t kind, const uint8_t* data, size_t size, b
         return False
     areas.outgoing_end += <uint32_t>(size + SEAL_OVERHEAD)
     return True
+
+
+cdef bint answer_update(Tls* tls) noexcept nogil:
+    """Change the key, if the peer has asked for that or the key is worn. It must come before more data."""
+    cdef uint8_t[5] message = [KEY_UPDATE, 0, 0, 1, 0]
+    if not tls.update_due:
+        return True
+    tls.update_due = False
+    return put_sealed(tls, HANDSHAKE, message, sizeof(message), False) and sealing_update(tls.sealing)
 
 
 # -- one connection ----------------------------------------------------------------------------------------
@@ -567,7 +573,9 @@ cdef bint encrypt(Tls* tls, const uint8_t* data, size_t size, bint far) noexcept
     if size == 0:
         return True
     if tls.seals:
-        if put_sealed(tls, DATA_RECORD, data, size, far):
+        if sealing_is_worn(tls.sealing):
+            tls.update_due = True
+        if answer_update(tls) and put_sealed(tls, DATA_RECORD, data, size, far):
             return True
         fail(tls, "TLS: a record cannot be encrypted")
         return False
@@ -575,6 +583,22 @@ cdef bint encrypt(Tls* tls, const uint8_t* data, size_t size, bint far) noexcept
     if openssl.SSL_write_ex(tls.ssl, data, size, &n) != 1:
         fail_by_openssl(tls)
         return False
+    return True
+
+
+cdef bint encrypt_first(Tls* tls, const uint8_t* data) noexcept nogil:
+    """Let OpenSSL encrypt a full record, and seal the following ones, if it was one: the peer may have asked for shorter
+    records (RFC 6066), and OpenSSL may have answered a KeyUpdate first."""
+    cdef uint32_t start = tls.areas.outgoing_end
+    cdef uint64_t number = tls.sealing.number
+    if not encrypt(tls, data, RECORD, True):
+        return False
+    if tls.sealing is not NULL:
+        tls.seals = (
+            tls.areas.outgoing_end - start == RECORD + SEAL_OVERHEAD and tls.sealing.number == number + 1
+            and sealing_open(tls.sealing))
+        if not tls.seals:
+            sealing_free(&tls.sealing)
     return True
 
 
@@ -664,12 +688,13 @@ cdef ssize_t encrypt_window(Tls* tls, Window* window, int64_t position, size_t s
     cdef size_t at = 0, step
     cdef bint good = True
     size = min(size, <size_t>(window.position + WINDOW - position))
-    if tls.sealing is not NULL and not tls.seals:
-        tls.seals = sealing_open(tls.sealing)
     window_enter(window)
     while good and at < size:
         step = min(size - at, <size_t>RECORD)
-        good = encrypt(tls, data + at, step, True)
+        if tls.sealing is not NULL and not tls.seals and step == RECORD:
+            good = encrypt_first(tls, data + at)
+        else:
+            good = encrypt(tls, data + at, step, True)
         at += step
     if not window_leave(<Windows*>tls.areas.windows, window, position + <int64_t>size):
         tls.state = TLS_FAILED
@@ -695,111 +720,20 @@ cdef object tls_certificate(Tls* tls):
         openssl.X509_free(certificate)
 
 
-# -- keys, certificates and contexts -----------------------------------------------------------------------
-
-cdef object trouble(str what):
-    cdef unsigned long number = openssl.ERR_get_error()
-    cdef const char* reason = NULL
-    if number:
-        reason = openssl.ERR_reason_error_string(number)
-    openssl.ERR_clear_error()
-    return TlsError(what if reason is NULL else f"{what}: {reason.decode('utf-8', 'replace')}")
-
+# -- contexts ----------------------- -----------------------------------------------------------------------
 
 def load_openssl():
     """Load OpenSSL: once per process, before anything else here. Raises TlsError."""
     global bio_method
-    cdef const char* missing
     if bio_method is not NULL:
         return
-    try:
-        import _ssl  # noqa: F401  (loads the library)
-    except ImportError:
-        pass
-    missing = kafkad_load_openssl()
-    if missing is NULL:
-        missing = sealing_load()
-    if missing is not NULL:
-        raise TlsError(f"TLS needs OpenSSL 3: {missing.decode()} is missing")
+    keys_load()
+    KAFKAD_CHECK(kafkad_load_openssl() is NULL and sealing_load() is NULL)
     bio_method = openssl.BIO_meth_new(BIO_TYPE_SOURCE_SINK | 101, "kafkad")
     KAFKAD_CHECK(bio_method is not NULL)
     openssl.BIO_meth_set_read(bio_method, bio_read)
     openssl.BIO_meth_set_write(bio_method, bio_write)
     openssl.BIO_meth_set_ctrl(bio_method, bio_control)
-
-
-cdef bytes der_of(void* certificate):
-    cdef int size = openssl.i2d_X509(certificate, NULL)
-    cdef bytes der
-    cdef unsigned char* end
-    if size <= 0:
-        raise trouble("a certificate cannot be written")
-    der = PyBytes_FromStringAndSize(NULL, size)
-    end = <unsigned char*>PyBytes_AS_STRING(der)
-    openssl.i2d_X509(certificate, &end)
-    return der
-
-
-cdef bytes key_der_of(void* key):
-    cdef int size = openssl.i2d_PrivateKey(key, NULL)
-    cdef bytes der
-    cdef unsigned char* end
-    if size <= 0:
-        raise trouble("a private key cannot be written")
-    der = PyBytes_FromStringAndSize(NULL, size)
-    end = <unsigned char*>PyBytes_AS_STRING(der)
-    openssl.i2d_PrivateKey(key, &end)
-    return der
-
-
-def read_private_key(bytes pem not None, bytes password not None):
-    """Return a PEM key, encrypted or not, as DER. Raises TlsError."""
-    cdef void* key
-    cdef void* bio
-    load_openssl()
-    openssl.ERR_clear_error()
-    bio = openssl.BIO_new_mem_buf(PyBytes_AS_STRING(pem), <int>len(pem))
-    KAFKAD_CHECK(bio is not NULL)
-    key = openssl.PEM_read_bio_PrivateKey(bio, NULL, NULL, PyBytes_AS_STRING(password))
-    openssl.BIO_free(bio)
-    if key is NULL:
-        raise trouble("the private key cannot be read")
-    try:
-        return key_der_of(key)
-    finally:
-        openssl.EVP_PKEY_free(key)
-
-
-def read_pkcs12(bytes data not None, bytes password not None):
-    """Return (key as DER or None, certificates as DER, the key's own first). Raises TlsError."""
-    cdef void* store
-    cdef void* bio
-    cdef void* key = NULL
-    cdef void* certificate = NULL
-    cdef void* others = NULL
-    load_openssl()
-    openssl.ERR_clear_error()
-    bio = openssl.BIO_new_mem_buf(PyBytes_AS_STRING(data), <int>len(data))
-    KAFKAD_CHECK(bio is not NULL)
-    store = openssl.d2i_PKCS12_bio(bio, NULL)
-    openssl.BIO_free(bio)
-    if store is NULL:
-        raise trouble("it is no PKCS12 store")
-    try:
-        if openssl.PKCS12_parse(store, PyBytes_AS_STRING(password), &key, &certificate, &others) != 1:
-            raise trouble("the PKCS12 store cannot be opened")
-        found = [] if certificate is NULL else [der_of(certificate)]
-        if others is not NULL:
-            found.extend([der_of(openssl.OPENSSL_sk_value(others, i)) for i in range(openssl.OPENSSL_sk_num(others))])
-        return None if key is NULL else key_der_of(key), found
-    finally:
-        openssl.PKCS12_free(store)
-        if key is not NULL:
-            openssl.EVP_PKEY_free(key)
-        if certificate is not NULL:
-            openssl.X509_free(certificate)
-        if others is not NULL:
-            openssl.OPENSSL_sk_pop_free(others, openssl.X509_free)
 
 
 cdef class TlsContext:

@@ -19,8 +19,10 @@ cdef Sealing* sealing_of(const char* line, const void* ssl) noexcept nogil
 cdef void sealing_free(Sealing** place) noexcept nogil      # and sets the place to NULL
 # Before sealing_open: counts the whole records that OpenSSL has written. False: these are others.
 cdef bint sealing_count(Sealing* sealing, const uint8_t* data, size_t size) noexcept nogil
-cdef bint sealing_open(Sealing* sealing) noexcept nogil     # derives the key and the IV
+cdef bint sealing_open(Sealing* sealing) noexcept nogil     # derives the key and the IV. False: OpenSSL fails
 # Writes `size` + SEAL_OVERHEAD bytes. `far`: the data is in no cache. False: OpenSSL fails.
 cdef bint seal(
     Sealing* sealing, uint8_t kind, const uint8_t* data, size_t size, uint8_t* record, bint far) noexcept nogil
-cdef bint sealing_update(Sealing* sealing) noexcept nogil   # to the next key: a KeyUpdate was sealed
+cdef bint sealing_is_worn(const Sealing* sealing) noexcept nogil    # it has made as many records as a key should
+# To the next key: a KeyUpdate was sealed. False: OpenSSL fails, and nothing more can be sealed.
+cdef bint sealing_update(Sealing* sealing) noexcept nogil

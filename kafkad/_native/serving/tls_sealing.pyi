@@ -2,3 +2,5 @@
 
 def sealed() -> int:
     """Return how many records this process has sealed."""
+
+def set_records_of_a_key(count: int) -> None: ...

@@ -5,10 +5,11 @@ SSL_write copies a record into a buffer of its own, encrypts it there, and hands
 cryptography; its key log says the secret that the keys are derived from (RFC 8446, 7.1 to 7.3).
 
 **A record number is used once per key.** That is what AES-GCM depends on. So the records that OpenSSL writes are counted
-until the first long answer. From then on every record of the connection is sealed here: data, alerts, and answers to
-KeyUpdate. Whatever OpenSSL itself encrypts after that is thrown away (tls.pyx). If OpenSSL writes a message before, or
-anything that cannot be counted, the connection stays with SSL_write. A connection without long answers does not need the
-memory of another key.
+until the first long answer. The first full record of that answer is OpenSSL's as well, to see that the client takes
+records of that size. From then on every record of the connection is sealed here: data, alerts, and KeyUpdate. Whatever
+OpenSSL itself encrypts after that is thrown away (tls.pyx). If OpenSSL writes a message before, or anything that cannot
+be counted, the connection stays with SSL_write. A connection without long answers does not need the memory of another
+key.
 
 A record (RFC 8446, 5.2):
 
@@ -17,7 +18,7 @@ A record (RFC 8446, 5.2):
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, strchr, strlen, strncmp
+from libc.string cimport memcpy, memmove, strchr, strlen, strncmp
 
 cdef extern from "openssl.h" nogil:
     ctypedef struct Openssl:
@@ -62,14 +63,22 @@ cdef enum:
     EVP_CTRL_AEAD_GET_TAG = 0x10
     TAG = 16
     DATA_RECORD = 23
+    DATA_MAX = 16 * 1024                # of a record
 
 cdef uint64_t sealed_records = 0
+cdef uint64_t records_of_a_key = 1 << 24    # AES-GCM is safe for 24 million (RFC 8446, 5.5)
 cdef const char* LABEL = "SERVER_TRAFFIC_SECRET_0 "
 
 
 def sealed():
     """Return how many records this process has sealed."""
     return sealed_records
+
+
+def set_records_of_a_key(uint64_t count):
+    """Change the key after so many records (for tests)."""
+    global records_of_a_key
+    records_of_a_key = count
 
 
 cdef const char* sealing_load() noexcept:
@@ -122,18 +131,19 @@ cdef void sealing_free(Sealing** place) noexcept nogil:
     place[0] = NULL
     if sealing is NULL:
         return
-    if sealing.cipher is not NULL:
-        openssl.EVP_CIPHER_CTX_free(sealing.cipher)
+    sealing_close(sealing)
     openssl.OPENSSL_cleanse(sealing, sizeof(Sealing))
     free(sealing)
 
 
-cdef bint expand(const Sealing* sealing, const char* label, uint8_t* out, uint32_t size) noexcept nogil:
+cdef bint expand(
+        const uint8_t* secret, uint32_t secret_size, const char* label, uint8_t* out, uint32_t size) noexcept nogil:
     """HKDF-Expand-Label with an empty context, for `size` up to that of the hash: so one HMAC is enough."""
     cdef uint8_t info[32]
     cdef uint8_t found[SECRET_MAX]
     cdef unsigned int found_size = 0
     cdef uint32_t label_size = <uint32_t>strlen(label)
+    cdef bint good
     info[0] = 0
     info[1] = <uint8_t>size
     info[2] = <uint8_t>(6 + label_size)
@@ -141,36 +151,63 @@ cdef bint expand(const Sealing* sealing, const char* label, uint8_t* out, uint32
     memcpy(info + 9, label, label_size)
     info[9 + label_size] = 0
     info[10 + label_size] = 1
-    if openssl.HMAC(
-            openssl.EVP_sha256() if sealing.secret_size == SHA256_SIZE else openssl.EVP_sha384(), sealing.secret,
-            <int>sealing.secret_size, info, 11 + label_size, found, &found_size) is NULL or found_size < size:
-        return False
-    memcpy(out, found, size)
+    good = openssl.HMAC(
+        openssl.EVP_sha256() if secret_size == SHA256_SIZE else openssl.EVP_sha384(), secret, <int>secret_size, info,
+        11 + label_size, found, &found_size) is not NULL and found_size >= size
+    if good:
+        memcpy(out, found, size)
     openssl.OPENSSL_cleanse(found, sizeof(found))
-    return True
+    return good
 
 
 cdef bint sealing_open(Sealing* sealing) noexcept nogil:
-    cdef uint8_t key[32]
-    cdef bint short = sealing.secret_size == SHA256_SIZE
-    cdef bint good
-    if sealing.cipher is NULL:
-        sealing.cipher = openssl.EVP_CIPHER_CTX_new()
-    good = sealing.cipher is not NULL and expand(sealing, "key", key, 16 if short else 32) and expand(
-        sealing, "iv", sealing.iv, sizeof(sealing.iv)) and openssl.EVP_EncryptInit_ex(
-        sealing.cipher, openssl.EVP_aes_128_gcm() if short else openssl.EVP_aes_256_gcm(), NULL, key, NULL) == 1
-    openssl.OPENSSL_cleanse(key, sizeof(key))
-    return good
+    """Number and key, IV and secret change together, or there is no cipher: `seal` then refuses."""
+    return sealing_take(sealing, sealing.secret, sealing.number)
 
 
 cdef bint sealing_update(Sealing* sealing) noexcept nogil:
     cdef uint8_t fresh[SECRET_MAX]
-    if not expand(sealing, "traffic upd", fresh, sealing.secret_size):
-        return False
-    memcpy(sealing.secret, fresh, sealing.secret_size)
+    cdef bint good = expand(sealing.secret, sealing.secret_size, "traffic upd", fresh, sealing.secret_size)
+    if good:
+        good = sealing_take(sealing, fresh, 0)
+    else:
+        sealing_close(sealing)
     openssl.OPENSSL_cleanse(fresh, sizeof(fresh))
-    sealing.number = 0
-    return sealing_open(sealing)
+    return good
+
+
+cdef bint sealing_take(Sealing* sealing, const uint8_t* secret, uint64_t number) noexcept nogil:
+    cdef uint8_t key[32]
+    cdef uint8_t iv[12]
+    cdef bint short = sealing.secret_size == SHA256_SIZE
+    cdef bint good
+    if sealing.cipher is NULL:
+        sealing.cipher = openssl.EVP_CIPHER_CTX_new()
+    good = (
+        sealing.cipher is not NULL
+        and expand(secret, sealing.secret_size, "key", key, 16 if short else 32)
+        and expand(secret, sealing.secret_size, "iv", iv, sizeof(iv))
+        and openssl.EVP_EncryptInit_ex(
+            sealing.cipher, openssl.EVP_aes_128_gcm() if short else openssl.EVP_aes_256_gcm(), NULL, key, NULL) == 1)
+    if good:
+        sealing.number = number
+        memcpy(sealing.iv, iv, sizeof(iv))
+        memmove(sealing.secret, secret, sealing.secret_size)
+    else:
+        sealing_close(sealing)
+    openssl.OPENSSL_cleanse(key, sizeof(key))
+    openssl.OPENSSL_cleanse(iv, sizeof(iv))
+    return good
+
+
+cdef void sealing_close(Sealing* sealing) noexcept nogil:
+    if sealing.cipher is not NULL:
+        openssl.EVP_CIPHER_CTX_free(sealing.cipher)
+        sealing.cipher = NULL
+
+
+cdef bint sealing_is_worn(const Sealing* sealing) noexcept nogil:
+    return sealing.number >= records_of_a_key
 
 
 cdef bint sealing_count(Sealing* sealing, const uint8_t* data, size_t size) noexcept nogil:
@@ -192,6 +229,8 @@ cdef bint seal(
     cdef size_t inner = size + 1 + TAG
     cdef int n = 0
     cdef int i
+    if sealing.cipher is NULL or size > DATA_MAX:
+        return False
     memcpy(nonce, sealing.iv, sizeof(nonce))
     for i in range(8):
         nonce[11 - i] ^= <uint8_t>(sealing.number >> (8 * i))

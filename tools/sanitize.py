@@ -25,11 +25,12 @@ UNITS = (
     " forwarding_limits group_commit group_loading handover heap_objects host_counts json_columns"
     " large_batches legacy_records list_offsets log_append_read log_cleaning log_exchange log_guards"
     " log_old_formats log_producers log_recovery log_shortages log_successor log_transactions mailbox"
-    " message_sets partition partition_places partition_reader partition_reader_forked"
-    " partition_table produce_gate produce_gate_answers produce_slices producer_ids proto_columns"
-    " protocol_codec reactor reactor_chaos reactor_fetch reactor_hunts reactor_limits"
-    " reactor_old_fetch reactor_produce reactor_steady record_columns record_encode records"
-    " segment_scan topic_rights unpacking unpacking_stress value_fuzz value_options watermarks whole_sets"
+    " message_sets moving_connections partition partition_places partition_reader"
+    " partition_reader_forked partition_table produce_gate produce_gate_answers produce_slices"
+    " producer_ids proto_columns protocol_codec reactor reactor_chaos reactor_fetch reactor_hunts"
+    " reactor_limits reactor_old_fetch reactor_produce reactor_steady record_columns record_encode"
+    " records segment_scan tls_regions tls_sealing topic_rights unpacking unpacking_stress value_fuzz"
+    " value_options watermarks whole_sets"
 )
 MORE = ("tests/fuzz/test_login_fuzz.py",)  # with brokers of this build
 # tests that measure time or memory are meaningless in this build

@@ -75,10 +75,9 @@ def secured(stores) -> dict[str, str]:
 MAP = "SSL:SSL,MUTUAL:SSL,aSKED:SSL,MAPPED:SSL,OLD:SSL,SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT"
 
 
-@pytest.fixture(scope="module", params=[2, 1, 4])
-def broker(request, tmp_path_factory, stores):
-    """With a port of each listener in `ports`."""
-    here = tmp_path_factory.mktemp(f"kafkad{request.param}")
+@contextlib.contextmanager
+def serving(here, stores, workers, env=None):
+    """A broker with a port of each listener in `ports`."""
     ports = {name: free_port() for name in ("PLAINTEXT", *PROTOCOLS)}
     given = {
         "node.id": "1",
@@ -92,8 +91,14 @@ def broker(request, tmp_path_factory, stores):
     }
     properties = here / "server.properties"
     properties.write_text("".join(f"{key}={value}\n" for key, value in given.items()))
-    with Broker(properties=properties, workers=request.param) as broker:
+    with Broker(properties=properties, workers=workers, env=env) as broker:
         broker.ports = ports
+        yield broker
+
+
+@pytest.fixture(scope="module", params=[2, 1, 4])
+def broker(request, tmp_path_factory, stores):
+    with serving(tmp_path_factory.mktemp(f"kafkad{request.param}"), stores, request.param) as broker:
         yield broker
 
 
@@ -496,8 +501,7 @@ def test_a_client_may_change_its_keys(broker, asking):
     client.close()
 
 
-@pytest.fixture(scope="module")
-def long_answer(broker, stores):
+def long_answer_of(broker, stores):
     """A Fetch, with its size, and the value of the record in its answer."""
     producer = Producer(librdkafka(broker, stores, "SSL"))
     value = os.urandom(900_000)
@@ -510,6 +514,11 @@ def long_answer(broker, stores):
     )
     frame = codec.encode_request(request, 4, 7, "test")
     return len(frame).to_bytes(4, "big") + frame, value
+
+
+@pytest.fixture(scope="module")
+def long_answer(broker, stores):
+    return long_answer_of(broker, stores)
 
 
 def test_keys_change_before_and_between_long_answers(broker, long_answer):
@@ -571,6 +580,24 @@ def test_a_client_that_wants_short_records_gets_them(broker, long_answer, most, 
         assert len(client.sizes) >= len(value) // most
         assert max(client.sizes) <= most + 64
     client.close()
+
+
+def test_records_stay_padded_where_openssl_pads_them(tmp_path, stores):
+    """It does not pad a full record."""
+    settings = tmp_path / "openssl.cnf"
+    settings.write_text(
+        "openssl_conf = all\n[all]\nssl_conf = tls\n[tls]\nsystem_default = here\n"
+        "[here]\nRecordPadding = 1024\n"
+    )
+    with serving(tmp_path, stores, 1, {"OPENSSL_CONF": str(settings)}) as broker:
+        frame, value = long_answer_of(broker, stores)
+        client = KeyUpdates(broker.ports["SSL"])
+        for _ in range(2):
+            assert value in client.ask(frame)
+            client.sizes.clear()
+            client.ask()
+            assert [size % 1024 for size in client.sizes] == [16]
+        client.close()
 
 
 def test_a_client_that_wants_no_short_records_gets_long_ones(broker, long_answer):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from reactor_world import NOW_MS, Client, World, batch, fetch
 
+from kafkad._native.serving.log_windows import set_idle_ms
 from kafkad.config.broker import BrokerConfig
 from kafkad.protocol import records
 from kafkad.security.tls import tls_contexts
@@ -150,7 +151,15 @@ def _whole(data):
     return at
 
 
-def test_windows_that_are_not_used_are_closed(world):
+@pytest.fixture
+def idle_long():
+    """Windows stay for a while, also on a slow machine."""
+    set_idle_ms(1_500)
+    yield
+    set_idle_ms(100)
+
+
+def test_windows_that_are_not_used_are_closed(world, idle_long):
     fill(world, "t", 5)
     client = TlsClient(world).client
     assert mapped() == 0
@@ -161,7 +170,7 @@ def test_windows_that_are_not_used_are_closed(world):
     world.poll_until(lambda: mapped() == 0)
 
 
-def test_there_are_only_so_many_windows(world):
+def test_there_are_only_so_many_windows(world, idle_long):
     for number in range(20):
         fill(world, f"t{number}", 1)
     client = TlsClient(world).client

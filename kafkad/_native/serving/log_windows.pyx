@@ -8,7 +8,7 @@ that is not there is a SIGBUS. Its handler (log_windows.h) maps zeros there, not
 that ends within a page reads as zeros after its end. So after each use, and before the bytes are sent, `window_leave`
 checks the note and the file's size.
 
-**Memory and files.** A core has at most WINDOWS_MAX windows. A window that is not used for a period of IDLE_MS is
+**Memory and files.** A core has at most WINDOWS_MAX windows. A window that is not used for 100 ms is
 unmapped, so that a removed file does not keep its blocks, and pages do not count as the worker's memory for longer.
 
 Beware: mapped bytes change when the owner cuts the file and writes other bytes there. A record then has some of either,
@@ -31,7 +31,14 @@ cdef extern from "log_windows.h" nogil:
 
 cdef enum:
     WORTH_A_WINDOW = 32 * 1024      # bytes to send: a window costs as much as the pread of 32 KB
-    IDLE_MS = 100
+
+cdef int64_t idle_ms = 100
+
+
+def set_idle_ms(int64_t ms):
+    """Unmap windows that are not used for so long (for tests)."""
+    global idle_ms
+    idle_ms = ms
 
 
 cdef Windows* windows_new(Core* core) noexcept:
@@ -66,7 +73,7 @@ cdef void look(Core* core, Timer* timer) noexcept nogil:
             i += 1
     windows.uses_seen = windows.uses
     if windows.count:
-        timer_start(core, timer, core.monotonic_ms + IDLE_MS, look)
+        timer_start(core, timer, core.monotonic_ms + idle_ms, look)
 
 
 cdef Window* window_at(Windows* windows, LogFile* file, int64_t position, size_t wanted) noexcept nogil:
@@ -91,7 +98,7 @@ cdef Window* window_at(Windows* windows, LogFile* file, int64_t position, size_t
     if windows.count == WINDOWS_MAX:
         window_close(windows, oldest)
     if windows.timer.place < 0:
-        timer_start(windows.core, &windows.timer, windows.core.monotonic_ms + IDLE_MS, look)
+        timer_start(windows.core, &windows.timer, windows.core.monotonic_ms + idle_ms, look)
     window = &windows.windows[windows.count]
     windows.count += 1
     log_file_retain(file)

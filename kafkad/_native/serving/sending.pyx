@@ -147,7 +147,7 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                 if errno == EAGAIN:
                     conn.blocked |= BLOCKED_SOCKET
                     break
-                conn_close(conn, CUT if errno == ENODATA else NULL)
+                conn_close(conn, trouble_of(conn))
                 return
             core.stats.bytes_out += n
             conn_touch(conn)             # reading an answer counts as activity
@@ -186,7 +186,7 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
                     conn.blocked |= BLOCKED_SOCKET
                     break
                 elif errno != EINTR:
-                    conn_close(conn, CUT if errno == ENODATA else NULL)
+                    conn_close(conn, trouble_of(conn))
                     return
             if conn.blocked:
                 break
@@ -198,6 +198,15 @@ cdef void conn_flush(Conn* conn) noexcept nogil:
         kafkad_cork(conn.fd, 0)
     if conn.tls is not NULL:
         push_secret(conn)
+
+
+cdef const char* trouble_of(Conn* conn) noexcept nogil:
+    """Return why nothing could be sent, by errno and TLS. NULL: the peer has gone."""
+    if errno == ENODATA:
+        return CUT
+    if conn.tls is not NULL and (<Tls*>conn.tls).reason[0]:
+        return (<Tls*>conn.tls).reason
+    return NULL
 
 
 cdef ssize_t send_secret(Conn* conn, iovec* parts, int count, Region* region, int64_t following) noexcept nogil:

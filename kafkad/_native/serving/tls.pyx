@@ -115,7 +115,7 @@ cdef enum:
     RECORD = 16 * 1024                  # plaintext of one record
     RECORD_MAX = RECORD + 512           # with the overhead of TLS
     INCOMING = 256 * 1024
-    OUTGOING = TURN + 16 * 1024
+    OUTGOING = TURN + 52 * 1024         # in the shortest records that a client can ask for: 512 bytes
     DISTRACTIONS_MAX = 32
     # constants of OpenSSL
     SSL_ERROR_SSL = 1
@@ -569,6 +569,8 @@ cdef bint tls_push(Tls* tls) noexcept nogil:
 
 
 cdef bint encrypt(Tls* tls, const uint8_t* data, size_t size, bint far) noexcept nogil:
+    """Make one record, of at most RECORD bytes."""
+    cdef uint32_t start = tls.areas.outgoing_end
     cdef size_t n = 0
     if size == 0:
         return True
@@ -583,20 +585,17 @@ cdef bint encrypt(Tls* tls, const uint8_t* data, size_t size, bint far) noexcept
     if openssl.SSL_write_ex(tls.ssl, data, size, &n) != 1:
         fail_by_openssl(tls)
         return False
+    if tls.sealing is not NULL and tls.areas.outgoing_end - start != size + SEAL_OVERHEAD:
+        sealing_free(&tls.sealing)                      # padding, or the peer wants short records (RFC 6066)
     return True
 
 
 cdef bint encrypt_first(Tls* tls, const uint8_t* data) noexcept nogil:
-    """Let OpenSSL encrypt a full record, and seal the following ones, if it was one: the peer may have asked for shorter
-    records (RFC 6066), and OpenSSL may have answered a KeyUpdate first."""
-    cdef uint32_t start = tls.areas.outgoing_end
-    cdef uint64_t number = tls.sealing.number
+    """Let OpenSSL encrypt a full record, and seal the following ones, if it was one record (see `encrypt`)."""
     if not encrypt(tls, data, RECORD, True):
         return False
     if tls.sealing is not NULL:
-        tls.seals = (
-            tls.areas.outgoing_end - start == RECORD + SEAL_OVERHEAD and tls.sealing.number == number + 1
-            and sealing_open(tls.sealing))
+        tls.seals = sealing_open(tls.sealing)
         if not tls.seals:
             sealing_free(&tls.sealing)
     return True

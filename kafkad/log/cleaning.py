@@ -1,6 +1,6 @@
 """The log cleaner of a worker: compacted logs are cleaned while they are served (Kafka's LogCleaner).
 
-    the loop    every log.cleaner.backoff.ms: chooses the dirtiest log (cleaning_choice), takes a permit
+    the loop    every log.cleaner.backoff.ms: takes a permit, searches for the dirtiest log (cleaning_choice)
     a thread    writes the recovery point, reads the dirty part, rewrites each group of segments (cleaner)
     the loop    announces a group, and exchanges it once the thread has synced the names (exchange)
     a thread    writes the checkpoint of the cleaned offsets
@@ -18,7 +18,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol, TypeVar
 
@@ -38,6 +39,7 @@ from kafkad.protocol.errors import KafkaError
 logger = logging.getLogger("kafkad.log")
 
 PERMIT_WAIT_MS: Final = 1_000  # other workers clean: how soon to try again
+STEP_S: Final = 0.0005  # after it, the search for a dirty log lets others run
 ANSWER_S: Final = 0.1  # how often a thread that waits for the loop checks whether the broker stops
 THROTTLE_S: Final = 0.02  # shorter waits are postponed
 END_S: Final = 30.0  # a disk that does not answer must not keep the broker from stopping
@@ -96,6 +98,7 @@ class LogCleaner:
         self._fatal = fatal
         self._stopped = threading.Event()
         self._timer: Any = None
+        self._search: _Search | None = None
         self._threads: dict[Log, threading.Thread] = {}
 
     def start(self) -> None:
@@ -105,6 +108,7 @@ class LogCleaner:
         """Stop all cleanings. The next start completes exchanges that were announced and not done."""
         self._stopped.set()
         self._timer.cancel()
+        self._end_search()
         for thread in list(self._threads.values()):
             thread.join(END_S)
 
@@ -114,36 +118,52 @@ class LogCleaner:
         self._timer = self._scheduler.call_later(max(delay_ms, 1), self._turn)
 
     def _turn(self) -> None:
-        """Begin as many cleanings as there are permits and dirty logs."""
+        """Begin a search, or go on with it; then begin a cleaning, and the next search."""
         config = self._config()
-        delay_ms = config.log_cleaner_backoff_ms
-        while (choice := self._choose()) is not None:
+        if self._search is None:
             permit = self._log_dirs.cleaner_permits.take(config.log_cleaner_threads)
             if permit is None:
-                delay_ms = min(delay_ms, PERMIT_WAIT_MS)
-                break
-            if not self._begin(choice, permit):
-                break
-        self._arm(delay_ms)
+                self._arm(min(config.log_cleaner_backoff_ms, PERMIT_WAIT_MS))
+                return
+            self._search = _Search(permit, iter(list(self._logs())))
+        if not self._look(self._search, time.perf_counter() + STEP_S):
+            self._arm(0)
+            return
+        best = self._search.best
+        choice = self._choice_of(best.log) if best is not None else None  # it may have changed meanwhile
+        if choice is not None and self._begin(choice, self._search.permit):
+            self._search = None
+            self._arm(0)
+        else:
+            self._end_search()
+            self._arm(config.log_cleaner_backoff_ms)
 
-    def _choose(self) -> Choice | None:
-        now_ms = self._clock.now_ms()
-        best = None
-        for log in self._logs():
-            if "compact" not in log.config.cleanup_policy or log.being_cleaned or self._busy(log):
-                continue
-            if log.uncleanable or log.next_start >= 0:  # or segments are being deleted
-                continue
-            wants_flush = log.native.count > 1 and log.recovery_point < log.native.active_base_offset
-            if wants_flush and not log.closed:
-                log.request_flush()  # after a kill no other flush may come for a while
-            try:
-                choice = choice_of(log, now_ms)
-            except KafkaError:  # logged; the disk is full or broken
-                continue
-            if choice is not None and (best is None or choice.dirty_ratio > best.dirty_ratio):
-                best = choice
-        return best
+    def _look(self, search: "_Search", until: float) -> bool:
+        """Return whether all logs have been looked at."""
+        for log in search.rest:
+            choice = self._choice_of(log)
+            if choice is not None and (search.best is None or choice.dirty_ratio > search.best.dirty_ratio):
+                search.best = choice
+            if time.perf_counter() > until:
+                return False
+        return True
+
+    def _end_search(self) -> None:
+        if self._search is not None:
+            self._log_dirs.cleaner_permits.give_back(self._search.permit)
+            self._search = None
+
+    def _choice_of(self, log: Log) -> Choice | None:
+        if "compact" not in log.config.cleanup_policy or log.being_cleaned or self._busy(log):
+            return None
+        if log.uncleanable or log.next_start >= 0 or log.closed:  # or segments are being deleted
+            return None
+        if log.native.count > 1 and log.recovery_point < log.native.active_base_offset:
+            log.request_flush()  # after a kill no other flush may come for a while
+        try:
+            return choice_of(log, self._clock.now_ms())
+        except KafkaError:  # logged; the disk is full or broken
+            return None
 
     def _begin(self, choice: Choice, permit: int) -> bool:
         log = choice.log
@@ -156,7 +176,6 @@ class LogCleaner:
             thread.start()
         except RuntimeError as refused:
             log.being_cleaned = False
-            self._log_dirs.cleaner_permits.give_back(permit)
             logger.error("no thread can be started to clean %s: %s", log.directory, refused)
             return False
         self._threads[log] = thread
@@ -201,6 +220,15 @@ class LogCleaner:
                 "%s cannot be cleaned, and grows until the broker is started again: %s",
                 log.directory, trouble, exc_info=trouble,
             )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Search:
+    """A search for the dirtiest log, in steps, with the permit to clean it."""
+
+    permit: int
+    rest: Iterator[Log]  # not looked at so far
+    best: Choice | None = None
 
 
 class _Cleaning:

@@ -324,3 +324,88 @@ def test_a_log_that_was_not_flushed_since_a_kill_is_flushed_then_cleaned(tmp_pat
     assert log.recovery_point == 0 and choice_of(log, NOW) is None
     Cleaners(log).run(lambda: log.cleaned_below == 50)
     assert len(keys(log)) == 14
+
+
+def test_who_gets_no_permit_does_not_look(tmp_path):
+    log = compacted(tmp_path).log
+    asked = []
+    cleaners = Cleaners(log, busy=lambda log: bool(asked.append(log)))
+    permit = cleaners.permits.take(1)
+    turns = count_turns(cleaners)
+    cleaners.run(lambda: len(turns) > 3)
+    assert not asked and not log.being_cleaned
+    cleaners.permits.give_back(permit)
+
+
+def count_turns(cleaners):
+    turns, turn = [], cleaners.cleaner._turn
+    cleaners.cleaner._turn = lambda: (turns.append(True), turn())
+    return turns
+
+
+def test_the_search_lets_others_run_after_each_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(cleaning, "STEP_S", -1.0)
+    worlds = [compacted(tmp_path / name) for name in "abcde" if not (tmp_path / name).mkdir()]
+    asked = []
+    cleaners = Cleaners(*[world.log for world in worlds], busy=lambda log: bool(asked.append(len(turns))))
+    turns = count_turns(cleaners)
+    cleaners.run(lambda: all(world.log.cleaned_below == 50 for world in worlds))
+    assert asked[:5] == [1, 2, 3, 4, 5]
+
+
+def test_a_search_that_is_stopped_gives_its_permit_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(cleaning, "STEP_S", -1.0)
+    worlds = [compacted(tmp_path / name) for name in "ab" if not (tmp_path / name).mkdir()]
+    asked = []
+    cleaners = Cleaners(
+        *[world.log for world in worlds], busy=lambda log: bool(asked.append(log)) or not found
+    )
+    cleaners.run(lambda: asked)
+    assert cleaners.permits.take(1) == 0
+
+
+def test_what_was_found_is_looked_at_again_before_it_is_cleaned(tmp_path):
+    log = compacted(tmp_path).log
+    asked = []
+
+    def is_busy(log):
+        asked.append(log.being_cleaned)
+        return len(asked) == 2
+
+    Cleaners(log, busy=is_busy).run(lambda: log.cleaned_below == 50)
+    assert asked[:5] == [False, False, False, False, True]
+
+
+def test_a_log_that_was_cut_while_it_was_cleaned_is_cleaned_later(tmp_path, monkeypatch, caplog):
+    """Its files may have been shorter than expected, which looks like damage."""
+    world = compacted(tmp_path)
+    log, announced = world.log, cleaner.rename_to_swap
+    base = log.segments[3][0]
+
+    def cut_at_first(cleaned):
+        if not log.cuts:
+            log.truncate_to(base)
+            raise ValueError("a segment ends within a batch")
+        announced(cleaned)
+
+    monkeypatch.setattr(cleaner, "rename_to_swap", cut_at_first)
+    Cleaners(log).run(lambda: log.cleaned_below == 30)
+    assert log.end_offset == base and not log.uncleanable
+    assert "cannot be cleaned" not in caplog.text
+
+
+def test_a_cleaned_segment_of_another_size_than_its_indexes_expect_is_not_exchanged(tmp_path, monkeypatch):
+    world = compacted(tmp_path)
+    before = keys(world.log)
+
+    def longer(cleaning, size):
+        for path in world.directory.glob(f"*{CLEANED}"):
+            with path.open("ab") as file:
+                file.write(b"?")
+
+    monkeypatch.setattr(cleaning._Cleaning, "_progress", longer)
+    cleaners = Cleaners(world.log)
+    with pytest.raises(AssertionError):  # of `run`
+        cleaners.run(lambda: cleaners.fatal)
+    assert "bytes instead of" in str(cleaners.fatal[0])
+    assert keys(world.log) == before

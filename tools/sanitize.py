@@ -39,6 +39,7 @@ NOT = (
     " or freeing_gives_all_memory_back or window_above_128_mib or keeps_pages_and_not_arenas"
     " or memory_of_a_wide_session"
     " or takes_no_object or malformed_message_is_freed_in_steps or do_not_wait_to_be_merged"
+    " or any_other_bus_error"
 )
 SHORTAGE = "AddressSanitizer failed to allocate"  # tests cause this on purpose
 SEEN = "import ctypes; ctypes.memmove(ctypes.create_string_buffer(8), bytes(80), 80)"  # too far

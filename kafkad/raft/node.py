@@ -40,7 +40,7 @@ from kafkad.raft.observer import Leader, Observer, explained
 from kafkad.raft.quorum_messages import InFlightRequest, LeaderAndEpoch, Reply
 from kafkad.raft.reconfigure import CHANGES, Update, VoterChanges, batch_of, refused
 from kafkad.raft.served_fetches import ServedFetches
-from kafkad.raft.voters import VoterHistory, key_of
+from kafkad.raft.voters import Entry, VoterHistory, Voters, key_of
 from kafkad.seldom import Seldom
 
 logger = logging.getLogger(__name__)
@@ -86,6 +86,8 @@ class RaftNode(Observer):
         self._endpoints = dict(endpoints or {})
         self._bootstrap = {-2 - at: each for at, each in enumerate(bootstrap)}
         self.history = VoterHistory()
+        self._voters_of: Entry | None = None  # what `_voters_by_id` was made from
+        self._voters_by_id: dict[int, VoterAddress] = {}
         self._changes = VoterChanges(self)
         self._auto_join = auto_join
         self._change_ms = 0  # when to ask the leader for the next change of the voters
@@ -111,8 +113,13 @@ class RaftNode(Observer):
 
     @property
     def voters(self) -> dict[int, VoterAddress]:
-        """The voters by id: from the log, or from controller.quorum.voters."""
-        if voters := self.history.newest.voters:
+        """The voters by id: from the log, or from controller.quorum.voters. Do not change it."""
+        if self._voters_of is not (newest := self.history.newest):
+            self._voters_of, self._voters_by_id = newest, self._by_id(newest.voters)
+        return self._voters_by_id
+
+    def _by_id(self, voters: Voters) -> dict[int, VoterAddress]:
+        if voters:
             return {voter.voter_id: VoterAddress(voter.directory_id, *self._at(voter)) for voter in voters}
         return {each: VoterAddress(UNKNOWN_DIRECTORY, *at) for each, at in self._static_voters.items()}
 

@@ -4,7 +4,8 @@ CPythons for which wheels are built.
 
 Maven is not needed: this tool uses Ivy, a dependency resolver in one jar, which PySpark includes, with one
 Ivy file per set. Each set goes to .cache/jars/<set>/ and gets a stamp when it is complete, so a second call
-does nothing.
+does nothing. Ivy asks the repository for one file after the other and waits for each answer. So sets are
+fetched side by side, except those that share most jars (`IN_TURN`).
 
     python tools/fetch_jars.py            all sets that the tests need
     python tools/fetch_jars.py kafka-4.3.1
@@ -21,6 +22,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -131,6 +134,16 @@ for _machine, _revisions in PYTHONS.items():
 # nothing in the tests needs these
 ONLY_WHEN_NAMED = ("spark-avro", *(name for name in SETS if name.startswith("python-")))
 
+# These follow each other with one cache of Ivy, which does not lock it.
+IN_TURN = (
+    ("kafka-4.3.1", "streams-4.3.1", "connect-4.3.1", "mirror-4.3.1"),
+    ("kafka-3.9.1", "spark-sql-kafka"),
+    ("kafka-0.8.2.2", "kafka-0.9.0.1", "kafka-0.10.2.2"),
+    tuple(name for name in SETS if name.startswith("python-")),
+)
+assert all(name in SETS for names in IN_TURN for name in names)
+AT_ONCE = 4  # runs of Ivy
+
 # slf4j binds to the first provider that it finds: keep slf4j-simple alone
 OTHER_LOGGERS = ("log4j-slf4j-impl", "log4j-slf4j2-impl", "slf4j-reload4j", "slf4j-log4j12")
 
@@ -202,18 +215,18 @@ def is_complete(name: str) -> bool:
     return stamp.is_file() and stamp.read_text() == wanted_stamp(name)
 
 
-def fetch(name: str) -> None:
+def fetch(name: str, ivy_cache: Path) -> None:
     """Download one set. Do nothing if its stamp exists."""
     if is_complete(name):
         return
     target, partial = JARS / name, JARS / f"{name}.partial"
     ivy_home = CACHE / "ivy"
-    ivy_home.mkdir(parents=True, exist_ok=True)
+    ivy_cache.mkdir(parents=True, exist_ok=True)
     description = ivy_home / f"{name}.xml"
     description.write_text(ivy_file(name))
     command = [
-        java(), "-jar", str(ivy_jar()),
-        "-cache", str(ivy_home), "-ivy", str(description), "-confs", "default", "-types", "jar", "bundle",
+        java(), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-jar", str(ivy_jar()),
+        "-cache", str(ivy_cache), "-ivy", str(description), "-confs", "default", "-types", "jar", "bundle",
         "-retrieve", f"{partial}/[artifact]-[revision](-[classifier]).[ext]",
     ]  # fmt: skip
     for attempt in range(1, ATTEMPTS + 1):
@@ -253,20 +266,38 @@ def main(arguments: list[str]) -> int:
     JARS.mkdir(parents=True, exist_ok=True)
     with open(JARS / ".lock", "w") as lock:  # of two test runs the second one waits
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for number, name in enumerate(names, start=1):
-            if is_complete(name):
-                continue
-            print(f"[{number}/{len(names)}] fetching the jars of {name} ...", end=" ", flush=True)
-            started = time.monotonic()
+        return fetch_all([name for name in names if not is_complete(name)])
+
+
+def fetch_all(names: list[str]) -> int:
+    """Download these sets, and print a line for each. Return the exit code: 1 if a set is missing."""
+    if names:
+        print(f"fetching {len(names)} sets of jars", flush=True)
+    failed = 0
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for done in as_completed([pool.submit(fetch_in_turn, turn) for turn in turns(names)]):
             try:
-                fetch(name)
+                done.result()
             except FetchError as error:
-                print("failed")
                 print(error, file=sys.stderr)
-                return 1
-            count = len(list((JARS / name).glob("*.jar")))
-            print(f"{count} jars in {time.monotonic() - started:.0f} s", flush=True)
-    return 0
+                failed = 1
+    return failed
+
+
+def turns(names: Iterable[str]) -> list[list[str]]:
+    """Split the sets into those to be fetched side by side; the sets of each list follow each other."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        found.setdefault(next((turn for turn in IN_TURN if name in turn), (name,)), []).append(name)
+    return list(found.values())
+
+
+def fetch_in_turn(names: list[str]) -> None:
+    for name in names:
+        started = time.monotonic()
+        fetch(name, CACHE / "ivy" / next((turn[0] for turn in IN_TURN if name in turn), name))
+        count = len(list((JARS / name).glob("*.jar")))
+        print(f"fetched the jars of {name}: {count} in {time.monotonic() - started:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """Certificates and stores for the tests, made with openssl and Java's keytool."""
 
+import functools
+import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.jvm import java
+from tests.jvm import FAST_JVM, java
 
 PASSWORD = "store-secret"
 
@@ -17,7 +20,16 @@ def openssl(here: Path, *arguments: str) -> None:
 
 def make_stores(here: Path) -> Path:
     """ca.pem; server, client and expired, each as .key, .crt, .pem (key and chain) and .p12; stranger.pem of
-    another CA. `here` itself."""
+    another CA. `here` itself. All directories of a process have the same ones: they take a second to make."""
+    for made in Path(_stores(os.getpid()).name).iterdir():
+        shutil.copy(made, here)
+    return here
+
+
+@functools.cache
+def _stores(pid: int) -> tempfile.TemporaryDirectory[str]:
+    directory = tempfile.TemporaryDirectory()
+    here = Path(directory.name)
     if shutil.which("openssl") is None:
         pytest.skip("openssl makes the certificates, and is not there")
     req = ["req", "-newkey", "rsa:2048", "-nodes"]
@@ -45,13 +57,14 @@ def make_stores(here: Path) -> Path:
             here, "pkcs12", "-export", "-in", f"{name}.pem", "-out", f"{name}.p12", "-name", name,
             "-passout", f"pass:{PASSWORD}",
         )  # fmt: skip
-    return here
+    return directory
 
 
 def keytool(here: Path, *arguments: str, code: int = 0) -> str:
     """Beside the Java that the tests use; what it printed."""
     tool = Path(java()).with_name("keytool")
-    done = subprocess.run([tool, *arguments], cwd=here, capture_output=True, text=True, timeout=60)
+    fast = (f"-J{option}" for option in FAST_JVM)
+    done = subprocess.run([tool, *fast, *arguments], cwd=here, capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 

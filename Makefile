@@ -23,6 +23,7 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check --quiet
+BUILDS := DIST_EXTRA_CONFIG=$(CURDIR)/tools/pip_builds.cfg
 LOGGED := > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log >&2; exit 1; }
 # compiled modules are kept: each process of kafkad and of pytest would compile them again
 unexport PYTHONDONTWRITEBYTECODE
@@ -39,7 +40,7 @@ WHEELS ?=
 # most tests wait most of the time; the tests of one file share a broker, and stay together
 SIDE_BY_SIDE = $(if $(filter-out 1,$(PARALLEL)),-n $(PARALLEL) --dist loadfile --no-loadscope-reorder)
 
-.PHONY: help run build test check sanitize bench demo soak wheels clean jars java
+.PHONY: help run build test collect check sanitize bench demo soak wheels clean jars java
 
 help:
 	@sed -n '3,14s/^# *//p' Makefile
@@ -60,9 +61,16 @@ $(VENV)/.stamp-run: $(VENV)/.stamp-venv pyproject.toml
 
 $(VENV)/.stamp-test: $(VENV)/.stamp-venv pyproject.toml
 	@echo "installing what the tests need (PySpark is large: a minute or two)"
-	@KAFKAD_ONLY=none $(PIP) install --no-build-isolation --editable ".[test]" $(LOGGED)
-	@if $(PY) tools/ensure_kerberos.py; then $(PIP) install "gssapi>=1.9" $(LOGGED); fi
+	@KAFKAD_ONLY=none $(BUILDS) $(PIP) install --no-build-isolation --editable ".[test]" $(LOGGED)
 	@touch $@ $(VENV)/.stamp-run
+
+# Debian's packages for Kerberos, beside what pip does; empty if they cannot be installed
+$(VENV)/.stamp-debian: $(VENV)/.stamp-venv tools/ensure_kerberos.py
+	@if $(PY) tools/ensure_kerberos.py; then echo installed > $@; else : > $@; fi
+
+$(VENV)/.stamp-kerberos: $(VENV)/.stamp-test $(VENV)/.stamp-debian
+	@if [ -s $(VENV)/.stamp-debian ]; then CFLAGS=-O0 $(BUILDS) $(PIP) install "gssapi>=1.9" $(LOGGED); fi
+	@touch $@
 
 # -- the native extensions
 
@@ -76,10 +84,10 @@ build/.stamp-native: $(VENV)/.stamp-venv setup.py $(NATIVE)
 
 # -- what the tests need beside Python
 
-jars: $(VENV)/.stamp-test
+jars: $(VENV)/.stamp-test java
 	@$(PY) tools/fetch_jars.py
 
-java: $(VENV)/.stamp-test
+java: $(VENV)/.stamp-debian  # of two calls of apt-get the second one would fail
 	@$(PY) tools/ensure_java.py
 
 # -- commands
@@ -92,7 +100,7 @@ WITH_MARK = $(shell grep -l 'mark\.$(1)' tests/integration/test_*.py)
 
 # all with one worker; then what is marked `workers`, again with more, and what is marked `secured(short=True)`, with
 # logins, also after a failure. PYTEST_ARGS picks: once, as it says
-test: $(VENV)/.stamp-test build/.stamp-native java jars
+test: $(VENV)/.stamp-kerberos build/.stamp-native java jars
 ifeq ($(strip $(PYTEST_ARGS)),)
 	@failed=0; \
 	$(PY) -m pytest $(SIDE_BY_SIDE) --durations=20 || failed=1; \
@@ -104,8 +112,12 @@ else
 	@$(PY) -m pytest $(SIDE_BY_SIDE) --durations=20 $(PYTEST_ARGS)
 endif
 
+# pytest compiles the tests once, before its processes run side by side and each would do it
+collect: $(VENV)/.stamp-kerberos build/.stamp-native
+	@$(PY) -m pytest --collect-only --quiet --quiet > build/collected.log || { tail -40 build/collected.log; exit 1; }
+
 # all four speak, also after one has failed
-check: $(VENV)/.stamp-test
+check: $(VENV)/.stamp-kerberos
 	@failed=0; \
 	$(VENV)/bin/ruff check --output-format=concise . || failed=1; \
 	$(VENV)/bin/ruff format --check . || failed=1; \
@@ -113,7 +125,7 @@ check: $(VENV)/.stamp-test
 	$(PY) -m pytest tests/test_source.py || failed=1; \
 	exit $$failed
 
-sanitize: $(VENV)/.stamp-test
+sanitize: $(VENV)/.stamp-kerberos
 	@$(PY) tools/sanitize.py $(SANITIZE_ARGS)
 
 bench: $(VENV)/.stamp-test build/.stamp-native java jars
@@ -122,7 +134,7 @@ bench: $(VENV)/.stamp-test build/.stamp-native java jars
 demo: $(VENV)/.stamp-test build/.stamp-native java
 	@$(PY) -m kafkad.demo
 
-soak: $(VENV)/.stamp-test build/.stamp-native java jars
+soak: $(VENV)/.stamp-kerberos build/.stamp-native java jars
 	@KAFKAD_SOAK=1 $(PY) -m pytest -m "soak or soak_only" --timeout=7200 $(PYTEST_ARGS)
 ifeq ($(strip $(PYTEST_ARGS)),)
 	@$(PY) -m pytest $(SIDE_BY_SIDE) --secured --workers 2 tests/integration

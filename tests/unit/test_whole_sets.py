@@ -136,6 +136,25 @@ def test_no_python_runs_for_a_small_plain_set(world, version):
     assert [r.value for r in batches[1].records()] == [value for _, value, _ in PLAIN]
 
 
+def test_a_round_converts_so_many_bytes_and_leaves_the_rest_to_threads(world):
+    """A nanosecond a byte, 4 ms a round."""
+    count, data = 60, message_set(1, [(b"k", b"x" * 100_000, 1_000)])
+    logs = [world.log("t", index) for index in range(count)]
+    client = world.connect()
+    cls = messages.ProduceRequest.TopicData
+    request = messages.ProduceRequest(acks=1, timeout_ms=1_000)
+    parts = [cls.PartitionData(index=index, records=data) for index in range(count)]
+    request.topic_data.append(cls(name="t", partition_data=parts))
+    client.send_frame(codec.encode_request(request, 2, 1, "old"))
+    _, answer = codec.decode_response(messages.ProduceResponse, 2, client.receive_frame())
+    found = [(part.error_code, part.base_offset) for part in answer.responses[0].partition_responses]
+    assert found == count * [(0, 0)]
+    assert {log.end_offset for log in logs} == {1}
+    converted = count - world.reactor.stats()["python_appends"]
+    assert converted == -(-4_000_000 // len(data))
+    assert world.reactor.stats()["unpack_jobs"] >= 1
+
+
 def test_a_set_for_which_the_log_rolls(world):
     log = world.log("t", segment_bytes=10_000)
     client = world.connect()

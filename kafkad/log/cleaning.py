@@ -38,7 +38,7 @@ from kafkad.protocol.errors import KafkaError
 
 logger = logging.getLogger("kafkad.log")
 
-PERMIT_WAIT_MS: Final = 1_000  # other workers clean: how soon to try again
+AGAIN_MS: Final = 1_000  # other workers clean, or what was found has changed: how soon to try again
 STEP_S: Final = 0.0005  # after it, the search for a dirty log lets others run
 ANSWER_S: Final = 0.1  # how often a thread that waits for the loop checks whether the broker stops
 THROTTLE_S: Final = 0.02  # shorter waits are postponed
@@ -123,7 +123,7 @@ class LogCleaner:
         if self._search is None:
             permit = self._log_dirs.cleaner_permits.take(config.log_cleaner_threads)
             if permit is None:
-                self._arm(min(config.log_cleaner_backoff_ms, PERMIT_WAIT_MS))
+                self._arm(min(config.log_cleaner_backoff_ms, AGAIN_MS))
                 return
             self._search = _Search(permit, iter(list(self._logs())))
         if not self._look(self._search, time.perf_counter() + STEP_S):
@@ -136,7 +136,8 @@ class LogCleaner:
             self._arm(0)
         else:
             self._end_search()
-            self._arm(config.log_cleaner_backoff_ms)
+            wait_ms = config.log_cleaner_backoff_ms
+            self._arm(wait_ms if best is None else min(wait_ms, AGAIN_MS))  # others may be dirty
 
     def _look(self, search: "_Search", until: float) -> bool:
         """Return whether all logs have been looked at."""

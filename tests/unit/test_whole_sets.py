@@ -137,7 +137,7 @@ def test_no_python_runs_for_a_small_plain_set(world, version):
 
 
 def test_a_round_converts_so_many_bytes_and_leaves_the_rest_to_threads(world):
-    """A nanosecond a byte, 4 ms a round."""
+    """A nanosecond a byte, 4 ms a round. A request may be spread over some rounds, but not always as thinly."""
     count, data = 60, message_set(1, [(b"k", b"x" * 100_000, 1_000)])
     logs = [world.log("t", index) for index in range(count)]
     client = world.connect()
@@ -145,14 +145,19 @@ def test_a_round_converts_so_many_bytes_and_leaves_the_rest_to_threads(world):
     request = messages.ProduceRequest(acks=1, timeout_ms=1_000)
     parts = [cls.PartitionData(index=index, records=data) for index in range(count)]
     request.topic_data.append(cls(name="t", partition_data=parts))
-    client.send_frame(codec.encode_request(request, 2, 1, "old"))
-    _, answer = codec.decode_response(messages.ProduceResponse, 2, client.receive_frame())
-    found = [(part.error_code, part.base_offset) for part in answer.responses[0].partition_responses]
-    assert found == count * [(0, 0)]
-    assert {log.end_offset for log in logs} == {1}
-    converted = count - world.reactor.stats()["python_appends"]
-    assert converted == -(-4_000_000 // len(data))
-    assert world.reactor.stats()["unpack_jobs"] >= 1
+    for number in range(10):
+        before = world.reactor.stats()
+        client.send_frame(codec.encode_request(request, 2, 1, "old"))
+        _, answer = codec.decode_response(messages.ProduceResponse, 2, client.receive_frame())
+        found = [(part.error_code, part.base_offset) for part in answer.responses[0].partition_responses]
+        assert found == count * [(0, number)]
+        after = world.reactor.stats()
+        slowly, jobs = (after[name] - before[name] for name in ("python_appends", "unpack_jobs"))
+        if slowly:
+            break
+    assert {log.end_offset for log in logs} == {number + 1}
+    assert 1 <= slowly <= count - 4_000_000 // len(data)
+    assert jobs >= 1
 
 
 def test_a_set_for_which_the_log_rolls(world):

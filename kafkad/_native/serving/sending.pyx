@@ -211,6 +211,7 @@ cdef const char* trouble_of(Conn* conn) noexcept nogil:
 
 cdef ssize_t send_secret(Conn* conn, iovec* parts, int count, Region* region, int64_t following) noexcept nogil:
     """Encrypt and send the parts together with so many bytes of the region: a small answer is one send."""
+    (<Tls*>conn.tls).follows = region is not NULL and following < region.size
     if following == 0:
         return tls_send(<Tls*>conn.tls, parts, count)
     return tls_sendfile(<Tls*>conn.tls, parts, count, region.file, region.position, <size_t>following)

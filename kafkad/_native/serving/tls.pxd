@@ -48,6 +48,7 @@ cdef struct Tls:
     uint32_t out_start
     uint32_t out_end
     uint32_t out_capacity
+    bint follows                    # more of the same answer follows: the last short segment may wait for it (MSG_MORE)
     int64_t counted                 # its share of the buffered bytes
     char reason[160]                # for TLS_FAILED
 

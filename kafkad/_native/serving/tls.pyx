@@ -104,7 +104,7 @@ cdef extern from "openssl.h" nogil:
         const char* (*ERR_reason_error_string)(unsigned long) noexcept nogil
     Openssl openssl
     const char* kafkad_load_openssl()
-    int MSG_DONTWAIT, MSG_NOSIGNAL
+    int MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL
     void set_errno "kafkad_set_errno"(int number)
     ssize_t recv(int fd, void* data, size_t size, int flags)
     ssize_t send(int fd, const void* data, size_t size, int flags)
@@ -526,9 +526,10 @@ cdef bint tls_waits(Tls* tls) noexcept nogil:
 
 cdef bint push_from(Tls* tls, const uint8_t* data, uint32_t size, uint32_t* sent) noexcept nogil:
     """Send until the socket returns EAGAIN: only then does epoll report room."""
+    cdef int flags = MSG_NOSIGNAL | MSG_DONTWAIT | (MSG_MORE if tls.follows else 0)
     cdef ssize_t n
     while sent[0] < size:
-        n = send(tls.fd[0], data + sent[0], size - sent[0], MSG_NOSIGNAL | MSG_DONTWAIT)
+        n = send(tls.fd[0], data + sent[0], size - sent[0], flags)
         if n >= 0:
             sent[0] += <uint32_t>n
         elif errno == EAGAIN:

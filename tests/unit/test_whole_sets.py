@@ -137,7 +137,7 @@ def test_no_python_runs_for_a_small_plain_set(world, version):
 
 
 def test_a_round_converts_so_many_bytes_and_leaves_the_rest_to_threads(world):
-    """A nanosecond a byte, 4 ms a round. A request may be spread over some rounds, but not always as thinly."""
+    """A nanosecond a byte, 4 ms a round. A request may be spread over some rounds, but seldom so thinly."""
     count, data = 60, message_set(1, [(b"k", b"x" * 100_000, 1_000)])
     logs = [world.log("t", index) for index in range(count)]
     client = world.connect()

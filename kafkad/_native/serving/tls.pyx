@@ -720,7 +720,7 @@ cdef object tls_certificate(Tls* tls):
         openssl.X509_free(certificate)
 
 
-# -- contexts ----------------------- -----------------------------------------------------------------------
+# -- contexts ------------------------------------------------------------------------------------------------
 
 def load_openssl():
     """Load OpenSSL: once per process, before anything else here. Raises TlsError."""

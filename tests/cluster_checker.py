@@ -233,11 +233,17 @@ class Writer(threading.Thread):
     OUT_OF_ORDER_SEQUENCE_NUMBER (kafkad: when the new leader has led for 2 s), and librdkafka takes a new
     producer epoch (`renewals`) or fails for good. After a failure a new producer continues under another
     number (`lives` counts them); records of the old one that were not acknowledged may be in the log or
-    not."""
+    not.
 
-    def __init__(self, bootstrap: str, topic: str, number: int, seed: int, **config: object):
+    `alone`: the first record for each partition is sent alone. A JVM leader accepts the second batch of a
+    producer although it has just refused the first one, because it had not begun to lead or its ISR was too
+    small. Then the first one is out of order for ever, and librdkafka says that it was written."""
+
+    def __init__(
+        self, bootstrap: str, topic: str, number: int, seed: int, alone: bool = False, **config: object
+    ):
         super().__init__(daemon=True)
-        self.topic, self.number = topic, number
+        self.topic, self.number, self.alone = topic, number, alone
         self.random = random.Random(f"{seed}-{number}")
         self.acked: dict[tuple[int, int], bytes] = {}  # by partition and offset
         # By partition: acknowledged without an offset, because a later answer implies it (librdkafka).
@@ -298,7 +304,9 @@ class Writer(threading.Thread):
         counts = [0] * PARTITIONS
         while not self.ended.is_set() and not self.failures and not self.gives_up:
             partition = self.random.randrange(PARTITIONS)
-            for _ in range(self.random.choice((1, 1, 5, 20))):
+            count = self.random.choice((1, 1, 5, 20))
+            first = self.alone and counts[partition] == 0
+            for _ in range(1 if first else count):
                 filling = b"x" * self.random.choice((0, 10, 100, 2000))
                 value = b"%d:%d:%b" % (self.number, counts[partition], filling)
                 try:
@@ -307,6 +315,8 @@ class Writer(threading.Thread):
                     self.producer.poll(0.1)
                     break
                 counts[partition] += 1
+            if first:
+                self.producer.flush(WAIT_S)
             self.producer.poll(0)
             self.ended.wait(self.random.choice((0.005, 0.02, 0.05)))
 
@@ -499,6 +509,15 @@ def check_records(
     return wrong
 
 
+def create(admin: AdminClient, *topics: NewTopic) -> None:
+    for made in admin.create_topics([*topics]).values():
+        try:
+            made.result(WAIT_S)
+        except KafkaException as trouble:  # librdkafka asks again when an answer is lost
+            if trouble.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+
+
 # -- a story -----------------------------------------------------------------------------------------------
 
 
@@ -556,12 +575,7 @@ class Story:
 
     def _create_topic(self, name: str) -> None:
         admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap, **QUIET})
-        topic = NewTopic(name, PARTITIONS, 3, config={"min.insync.replicas": "2"})
-        try:
-            admin.create_topics([topic])[name].result(WAIT_S)
-        except KafkaException as trouble:  # librdkafka asks again when an answer is lost
-            if trouble.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise
+        create(admin, NewTopic(name, PARTITIONS, 3, config={"min.insync.replicas": "2"}))
         self.cluster.whole(name)
 
     def _isolations(self) -> int:

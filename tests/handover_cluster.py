@@ -393,11 +393,13 @@ class Keeper(Client):
         self.count += 1
 
     def turn(self) -> None:
-        for _ in range(20):
+        for _ in range(20 if self.count else 1):  # the first one alone (cluster_checker.Writer)
             key = b"%d" % self.random.randrange(self.KEYS)
             self.last[key] = b"%d:" % self.count + self.random.randbytes(200)
             self.producer.produce(self.topic, self.last[key], key, 0, on_delivery=self._told)
         self.producer.poll(0)
+        if not self.count:
+            self.producer.flush(WAIT_S)
         self.ended.wait(0.1)
 
     def end(self) -> None:
@@ -458,7 +460,9 @@ class Crowd(Story):
         self.admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
         self._make()
         self.cluster.all_whole()
-        self.writers = [cluster_checker.Writer(bootstrap, self.topic, n, self.seed) for n in range(2)]
+        self.writers = [
+            cluster_checker.Writer(bootstrap, self.topic, n, self.seed, alone=True) for n in range(2)
+        ]
         self.readers = [
             cluster_checker.Reader(bootstrap, self.topic, self.seed, goes_back=back) for back in (False, True)
         ]
@@ -481,14 +485,13 @@ class Crowd(Story):
         compacted = {
             "cleanup.policy": "compact", "segment.ms": "2000", "min.cleanable.dirty.ratio": "0.01",
         }  # fmt: skip
-        topics = [
+        cluster_checker.create(
+            self.admin,
             NewTopic(self.topic, PARTITIONS, 3, config={"retention.ms": "987654321"}),
             NewTopic("prices", 1, 3, config=compacted),
             NewTopic("ledger", 2, 3),
             NewTopic("trimmed", 1, 3),
-        ]
-        for made in self.admin.create_topics(topics).values():
-            made.result(WAIT_S)
+        )
         producer = Producer({"bootstrap.servers": self.cluster.bootstrap, "acks": "all", **QUIET})
         for number in range(100):
             producer.produce("trimmed", b"%d" % number)
@@ -520,7 +523,7 @@ class Crowd(Story):
             lambda: (self.cluster.kinds, before, [client.count for client in others]),
         )
         name = f"step-{self.steps}"
-        self.admin.create_topics([NewTopic(name, 1, 3)])[name].result(WAIT_S)
+        cluster_checker.create(self.admin, NewTopic(name, 1, 3))
         self._offsets_are_kept()
         for node in self.cluster.nodes.values():
             self._knows(node, name)

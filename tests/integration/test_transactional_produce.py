@@ -176,7 +176,7 @@ def test_partitions_that_a_produce_adds(client, version):
 
 
 def test_a_plain_batch_with_an_id(client):
-    assert client.code(transactional=False, producer_id=-1) == 0
+    assert client.code(2, transactional=False, producer_id=-1) == 0
     assert client.code(transactional=False) == 0
     assert client.code(1, 12, transactional=False) == 0
 
@@ -296,8 +296,10 @@ def test_a_plain_batch_inside_of_a_transaction(client):
 
 
 def test_a_first_batch_that_does_not_begin_at_zero(client):
+    """While the leader is new, batches before it may have been refused."""
     client.add(0)
-    assert client.code(0, 9, base_sequence=5) == 0
+    assert client.code(0, 9, base_sequence=5) == errors.NOT_LEADER_OR_FOLLOWER
+    wait_until(lambda: client.code(0, 9, base_sequence=5) == 0)
     assert client.code(1, 12, base_sequence=5) == errors.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert client.code(1, 12) == 0
 

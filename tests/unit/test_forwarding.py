@@ -273,7 +273,7 @@ def test_a_request_that_was_held_is_answered_at_its_own_offset(workers):
         (batch() + batch(), errors.INVALID_RECORD),
         (batch(transactional=True, producer_id=1, producer_epoch=0, base_sequence=0),
          errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
-        (batch(producer_id=7, producer_epoch=0, base_sequence=5), 0),
+        (batch(producer_id=7, producer_epoch=0, base_sequence=5), errors.NOT_LEADER_OR_FOLLOWER),
     ],
 )  # fmt: skip
 def test_records_are_refused_as_by_an_owner(workers, records, code):

@@ -97,6 +97,23 @@ def test_an_unknown_producer_may_begin_anywhere(world):
     assert send(world, 1236).base_offset == 2
 
 
+def test_what_overtook_the_first_batch_of_a_producer_is_to_come_again(world):
+    """The first batch was refused because this broker did not lead yet. Were the second one accepted, the
+    first one would be out of order for ever, and librdkafka would tell its application that it was
+    written."""
+    world.log.resign()
+    world.log.set_leader_epoch(1)
+    world.epoch = 1
+    assert refusal(world, 2) == NOT_LEADER_OR_FOLLOWER
+    assert send(world, 0, 2).base_offset == 0
+    assert refusal(world, 3) == OUT_OF_ORDER  # the log had no data, and the producer is known
+    assert send(world, 2).base_offset == 2
+    assert send(world, 0, producer_id=8).base_offset == 3
+    assert refusal(world, 1, producer_id=9) == NOT_LEADER_OR_FOLLOWER
+    world.log.native.expect_order()  # as 2 s later
+    assert send(world, 1, producer_id=9).base_offset == 4
+
+
 @pytest.mark.parametrize("epoch", [-2, -(1 << 15)])
 def test_an_epoch_below_the_one_of_no_producer_is_refused(world, epoch):
     """HUNTS N7."""

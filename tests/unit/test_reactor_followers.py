@@ -188,6 +188,28 @@ def code_of(answer):
     return answer.responses[0].partition_responses[0].error_code
 
 
+def test_what_overtook_a_batch_that_the_isr_was_too_small_for_is_to_come_again(tmp_path):
+    """Were the second batch accepted, the first one would be out of order for ever."""
+    world = Leader(str(tmp_path)).lead(isr=(), insync=2)
+    world.led.native.expect_order()  # as 2 s later
+    client = world.connect()
+
+    def told_to(sequence, count=2, acks=1):
+        records = batch(count, producer_id=7, producer_epoch=0, base_sequence=sequence)
+        return code_of(client.ask(produce("t", {0: records}, acks=acks), 9))
+
+    assert told_to(0, acks=-1) == errors.NOT_ENOUGH_REPLICAS
+    world.show((2,))
+    assert told_to(2) == errors.NOT_LEADER_OR_FOLLOWER
+    assert told_to(0) == 0
+    assert told_to(4) == errors.NOT_LEADER_OR_FOLLOWER
+    assert told_to(2) == 0
+    world.show((2,))  # no batch was refused for it
+    world.led.native.expect_order()
+    world.show((2,))
+    assert told_to(6) == errors.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
 def test_acks_all_below_min_insync_replicas_is_refused_and_acks_1_is_not(tmp_path):
     world = Leader(str(tmp_path)).lead(isr=(), insync=2)
     client = world.connect()

@@ -85,6 +85,9 @@ class Worker(World):
     def end_transaction(self, topic, index, producer_id, epoch, version=0):
         self.table.get(topic, index).append_marker(producer_id, epoch, 0, True, version, NOW_MS)
 
+    def expect_order(self, topic, index):
+        self.table.get(topic, index).expect_order()
+
     def remove(self, topic, index):
         self.table.remove(topic, index)
 

@@ -57,7 +57,8 @@ cdef class Partition(PartitionRuns):
         self.previous_epoch = previous_epoch
         self.flush_by_log = True                        # and records where the epoch begins
         if not self.open:
-            self.opened_ms = kafkad_monotonic_ms() if self.row.log_end_offset > 0 else INT64_MIN
+            self.begun_ms = kafkad_monotonic_ms()
+            self.opened_ms = self.begun_ms if self.row.log_end_offset > 0 else INT64_MIN
         self.open = self.failure == 0
         self.settle_durable()
         if led and higher:

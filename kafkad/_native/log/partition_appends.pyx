@@ -21,7 +21,7 @@ from kafkad._native.log.index cimport (
     index_has_room, index_reserve, offset_index_append, time_entry_timestamp, time_index_append)
 from kafkad._native.log.batch_search cimport lookup_make_ring, lookup_remember
 from kafkad._native.log.producer_table cimport (
-    ASK_LOG, Producer, ProducerBatch, parse_marker, producer_check, producer_end, producer_find, producer_record,
+    ASK_LOG, MAY_SKIP, Producer, ProducerBatch, parse_marker, producer_check, producer_end, producer_find, producer_record,
     producer_reserve)
 from kafkad._native.log.segments cimport (
     PATH_SIZE, Segment, kafkad_monotonic_ms, log_file_written, segment_first_timestamp, segment_open_for_append,
@@ -170,10 +170,12 @@ cdef class PartitionAppends(PartitionFlushes):
         """Treat the next `ms` like the time before this broker led: it may refuse batches. A batch that overtakes one of
         them gets NOT_LEADER_OR_FOLLOWER, until NEW_LEADER_MS later."""
         self.opened_ms = kafkad_monotonic_ms() + ms
+        self.begun_ms = self.opened_ms
 
     def expect_order(self) -> None:
         """Answer OUT_OF_ORDER_SEQUENCE_NUMBER to a gap from now on, although this leader is new. For tests."""
         self.opened_ms = INT64_MIN
+        self.begun_ms = INT64_MIN
 
     cdef bint must_roll(self, Segment* segment, int64_t size, int64_t max_timestamp, int64_t last_offset,
                         int64_t now_ms) noexcept nogil:
@@ -303,6 +305,14 @@ cdef class PartitionAppends(PartitionFlushes):
                 # are in the log, under a new producer epoch.
                 info.message = b"this leader is new: earlier batches of the producer have to come first"
                 return NOT_LEADER_OR_FOLLOWER
+            if code == MAY_SKIP:
+                # If the batches before this one were refused, and this one were accepted, those would be refused for good,
+                # as out of order. librdkafka takes the answer to a later batch as one to all before it, and the
+                # application would believe that they were written.
+                if kafkad_monotonic_ms() - NEW_LEADER_MS < self.begun_ms:
+                    info.message = b"this leader is new: a producer that it does not know has to begin at sequence 0"
+                    return NOT_LEADER_OR_FOLLOWER
+                code = 0
             if code != 0 and origin != REPLICA:
                 info.message = refusal_of_producer(code)
                 return code

@@ -54,6 +54,7 @@ cdef class PartitionState:
             raise MemoryError()
         self.closed_code = NOT_LEADER_OR_FOLLOWER
         self.opened_ms = INT64_MIN
+        self.begun_ms = INT64_MIN
         self.row_begin()
         self.row.partition = index
         if topic_id is not None:

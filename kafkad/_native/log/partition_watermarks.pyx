@@ -219,11 +219,16 @@ cdef class PartitionWatermarks(PartitionReads):
     def count_isr(self, int isr_count, int isr_count_max) -> None:
         """Set how many replicas are in sync, committed and at most, for the check against min.insync.replicas."""
         cdef int count = 0 if self.replicas is NULL else self.replicas.count
+        cdef bint lacked = self.row.isr_count < self.row.isr_count_min
         self.row_begin()
         self.row.isr_count = min(isr_count, 255)
         self.row.isr_count_max = min(isr_count_max, 255)
         self.row.isr_count_min = min(self.insync_min, count + 1, 255)
         self.row_end()
+        if lacked and self.row.isr_count >= self.row.isr_count_min:
+            # Batches of acks=all were refused until now.
+            self.begun_ms = max(self.begun_ms, kafkad_monotonic_ms())
+            self.opened_ms = max(self.opened_ms, self.begun_ms)
 
     def forget_replicas(self) -> None:
         """Forget the followers: this broker does not lead, or leads alone."""

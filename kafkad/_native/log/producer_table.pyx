@@ -2,8 +2,8 @@
 
 Every producer id keeps its last five batches. So a retry is recognised (same epoch, same sequence range) and answered
 with the first copy's offsets, and a gap is refused. The rules are those of Kafka's ProducerAppendInfo: an old epoch is
-INVALID_PRODUCER_EPOCH; a new epoch must begin at sequence 0; an unknown producer may begin anywhere, because its
-records may have been deleted; 0 follows 2^31 - 1. `kafkad.log.producer_state` handles time and files."""
+INVALID_PRODUCER_EPOCH; a new epoch must begin at sequence 0; an unknown producer may begin anywhere (MAY_SKIP),
+because its records may have been deleted; 0 follows 2^31 - 1. `kafkad.log.producer_state` handles time and files."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport ENOMEM
@@ -56,7 +56,9 @@ cdef int producer_check(const ProducerMap* map, int64_t producer_id, int16_t epo
     cdef int32_t last_sequence, i
     cdef int fit
     if producer == NULL:
-        return INVALID_PRODUCER_EPOCH if epoch < -1 else 0      # Kafka compares with -1, the epoch of no producer
+        if epoch < -1:                                          # Kafka compares with -1, the epoch of no producer
+            return INVALID_PRODUCER_EPOCH
+        return MAY_SKIP if sequenced and base_sequence > 0 else 0
     if sequenced and epoch == producer.epoch:
         last_sequence = sequence_after(base_sequence, offset_delta)
         for i in range(producer.batch_count):
@@ -350,7 +352,9 @@ cdef class ProducerTable:
             &self.map, producer_id, epoch, base_sequence, offset_delta, sequenced, transactional, &duplicate)
         if code == -1:
             return (-1, duplicate.last_offset - duplicate.offset_delta, duplicate.last_offset)
-        return (OUT_OF_ORDER_SEQUENCE_NUMBER if code == ASK_LOG else code, -1, -1)
+        if code == ASK_LOG:
+            code = OUT_OF_ORDER_SEQUENCE_NUMBER
+        return (0 if code == MAY_SKIP else code, -1, -1)
 
     def record(self, int64_t producer_id, int16_t epoch, int32_t base_sequence, int64_t base_offset, int64_t last_offset,
                int64_t timestamp, bint transactional=False) -> None:

@@ -130,7 +130,8 @@ class Dispatcher:
         context = _context(connection, header)
         answer = None
         if self.router is not None and api.route is not Route.LOCAL:
-            answer = at_once(self._routed(api, context, request, frame))
+            if not self._is_here(api, context, request):
+                answer = at_once(self._routed(api, context, request, frame))
             if answer is None:
                 connection.answered_here()
         if answer is None:
@@ -284,6 +285,13 @@ class Dispatcher:
         except Exception as trouble:
             refused = self.turns.run(self._failed(api, context, request, trouble))
             return await refused if inspect.isawaitable(refused) else refused
+
+    def _is_here(self, api: Api, context: RequestContext, request: Any) -> bool:
+        assert self.router is not None
+        try:
+            return self.router.is_here(api, context, request)
+        except Exception:
+            return False  # `_routed` meets it again, and answers it
 
     def _routed(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
         """Return None if this worker serves it, otherwise an awaitable of its response, a message or a

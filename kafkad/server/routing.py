@@ -178,6 +178,11 @@ class Router:
         message or its frame; requests to other workers have been sent when this returns."""
         return (yield from self._routes[api.route](api, context, request, frame))
 
+    def is_here(self, api: Api, context: RequestContext, request: Any) -> bool:
+        """Return whether this worker coordinates the one group or transactional id that a request names: then
+        `route` would find out the same, with more work. May raise anything."""
+        return self._coordinator_of(api, context, request) == self._me
+
     # -- owners --------------------------------------------------------------------------------------------
 
     def _to_controller(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
@@ -193,8 +198,8 @@ class Router:
         return None if self._me == CONTROLLER else self._whole(CONTROLLER, api, context, request, frame)
 
     def _to_group(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
-        if api.key not in LISTED or (api.key == OFFSET_FETCH and context.version < SEVERAL_GROUPS_FROM):
-            owner = self._owner_of_group(request.group_id)
+        owner = self._coordinator_of(api, context, request)
+        if owner is not None:
             return None if owner == self._me else self._whole(owner, api, context, request, frame)
         elements = getattr(request, LISTED[api.key][0])
         places = None
@@ -210,26 +215,39 @@ class Router:
                 yield
         return (yield from self._split_list(api, context, request, frame, elements, workers, places))
 
+    def _coordinator_of(self, api: Api, context: RequestContext, request: Any) -> int | None:
+        """Return the worker that coordinates the one group or transactional id that a request names. None: it
+        has a list of them, or is no request to a coordinator."""
+        if api.route is Route.GROUP:
+            if api.key in LISTED and (api.key != OFFSET_FETCH or context.version >= SEVERAL_GROUPS_FROM):
+                return None
+            return self._owner_of_group(request.group_id)
+        if api.route is not Route.TRANSACTION or api.key == DESCRIBE_TRANSACTIONS:
+            return None
+        if api.key == ADD_PARTITIONS_TO_TXN:
+            if context.version >= SEVERAL_TRANSACTIONS_FROM:
+                return None
+            return self._transaction_owner(request.v3_and_below_transactional_id)
+        if api.key == INIT_PRODUCER_ID and request.transactional_id is None:
+            return self._me  # every worker has a block of ids
+        return self._transaction_owner(request.transactional_id)
+
     def _owner_of_group(self, group_id: str | None) -> int:
         owner = None if group_id is None else self._group_owner(group_id)
         return self._me if owner is None else owner
 
     def _to_transaction(self, api: Api, context: RequestContext, request: Any, frame: bytes) -> Steps:
-        if api.key == INIT_PRODUCER_ID and request.transactional_id is None:
-            return None  # every worker has a block of ids
+        owner = self._coordinator_of(api, context, request)
+        if owner is not None:
+            return None if owner == self._me else self._whole(owner, api, context, request, frame)
         elements: Sequence[Any] = ()
         places = None
         if api.key == DESCRIBE_TRANSACTIONS:
             elements, places = yield from _each_once(api, request.transactional_ids)
             ids: Sequence[str] = elements
-        elif api.key == ADD_PARTITIONS_TO_TXN and context.version >= SEVERAL_TRANSACTIONS_FROM:
+        else:
             elements = request.transactions
             ids = [element.transactional_id for element in elements]
-        else:
-            is_old = api.key == ADD_PARTITIONS_TO_TXN
-            its = request.v3_and_below_transactional_id if is_old else request.transactional_id
-            owner = self._transaction_owner(its)
-            return None if owner == self._me else self._whole(owner, api, context, request, frame)
         workers = []
         for each in ids:
             workers.append((self._transaction_owner(each),))

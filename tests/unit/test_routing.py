@@ -440,3 +440,31 @@ def test_one_worker_alone_answers_before_dispatch_returns(make_world):
         world.site.dispatcher(connection, len(answers), frame)
     assert [request_id for request_id, _ in answers] == list(range(6))
     assert world.site.dispatcher.router is None
+
+
+def test_what_is_coordinated_here_is_found_without_routing(make_world):
+    """`is_here` says what `route` finds out, for every request to one coordinator."""
+    world = make_world(2)
+    router, me = world.site.dispatcher.router, world.site.services.me
+    here, elsewhere = set(), set()
+    for row in table.ROWS:
+        for version in range(row.low, row.high + 1) if row.route in (Route.GROUP, Route.TRANSACTION) else ():
+            for number in range(20):
+                request = codec.request_class(row.key)()
+                for field in ("group_id", "transactional_id", "v3_and_below_transactional_id"):
+                    if hasattr(request, field):
+                        setattr(request, field, f"name-{number}")
+                context = RequestContext(row.key, version, 1, "test", "127.0.0.1", "PLAINTEXT", None)
+                if router.is_here(row, context, request):
+                    assert finish(router.route(row, context, request, b"")) is None
+                    here.add((row.name, version))
+                elif (owner := router._coordinator_of(row, context, request)) is not None:
+                    assert owner == 1 - me
+                    elsewhere.add((row.name, version))
+    several = {("AddPartitionsToTxn", 4), ("AddPartitionsToTxn", 5), ("DescribeTransactions", 0)}
+    several |= {("OffsetFetch", version) for version in range(8, 11)}
+    several |= {("DescribeGroups", version) for version in range(7)}
+    several |= {("DeleteGroups", version) for version in range(3)}
+    rows = [row for row in table.ROWS if row.route in (Route.GROUP, Route.TRANSACTION)]
+    every = {(row.name, version) for row in rows for version in range(row.low, row.high + 1)}
+    assert here == elsewhere == every - several

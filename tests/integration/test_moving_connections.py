@@ -11,7 +11,7 @@ from tests.conftest import new_broker
 from tests.integration.test_transactional_produce import Client
 from tests.integration.test_transactions_killed import worker_for
 from tests.integration.test_workers import wires_to_all, worker_of
-from tests.wire import Wire
+from tests.wire import Wire, batch
 
 WORKERS = 2
 REQUESTS = 40  # more than it takes
@@ -82,11 +82,9 @@ def test_a_connection_that_has_fetched_in_a_session_stays(broker, wires, unique)
     assert wire.ask(following, 11).error_code == 0
 
 
-@pytest.mark.parametrize("version", [4, 5], ids=["TV1", "TV2"])
-def test_transactions_go_on_while_their_connection_moves(broker, wires, unique, version):
-    """All of a producer's partitions and its coordinator belong to the other worker."""
-    wire, made = wires[0], 0
-    here, there = worker_of(broker, wire), None
+def coordinated_by_another(broker, wire, unique):
+    """(client, worker): a producer whose coordinator is not where the connection is."""
+    here, there, made = worker_of(broker, wire), None, 0
     client = Client(wire, unique)
     while there in (None, here):
         client.id = unique(f"id-{made}")
@@ -94,15 +92,42 @@ def test_transactions_go_on_while_their_connection_moves(broker, wires, unique, 
         number = partition_of(client.id, STATE_PARTITIONS)
         there = worker_for(wire, "__transaction_state", number, WORKERS)
     client.producer_id, client.epoch = client.init()
-    index = next(index for index in range(8) if worker_for(wire, client.topic, index, WORKERS) == there)
+    return client, there
+
+
+@pytest.mark.parametrize("place", ["there", "here"])
+@pytest.mark.parametrize("version", [4, 5], ids=["TV1", "TV2"])
+def test_transactions_go_on_while_their_connection_moves(broker, wires, unique, version, place):
+    """A producer's coordinator, and all of its partitions or none of them, belong to the other worker."""
+    wire = wires[0]
+    here = worker_of(broker, wire)
+    client, there = coordinated_by_another(broker, wire, unique)
+    owner = there if place == "there" else here
+    index = next(index for index in range(8) if worker_for(wire, client.topic, index, WORKERS) == owner)
     count = 60
     for _ in range(count):
         if version < 5:
             client.add(index)
         assert client.code(index, version=12 if version >= 5 else 9) == 0
         client.end(version=version)
-    assert worker_of(broker, wire) == there != here
+    wait_until(lambda: worker_of(broker, wire) == there != here)
     with Wire(broker.bootstrap) as other:
         reader = Client.__new__(Client)
         reader.wire, reader.topic = other, client.topic
         wait_until(lambda: reader.offsets(index) == 2 * count)  # each with its marker
+
+
+def test_a_connection_with_large_batches_stays_with_their_partition(broker, wires, unique):
+    wire = wires[0]
+    here = worker_of(broker, wire)
+    client, _ = coordinated_by_another(broker, wire, unique)
+    index = next(index for index in range(8) if worker_for(wire, client.topic, index, WORKERS) == here)
+    for _ in range(60):
+        client.add(index)
+        records = bytes(
+            batch(bytes(20_000), producer_id=client.producer_id, producer_epoch=client.epoch,
+                  transactional=True, base_sequence=client.sequences.get(index, 0))
+        )  # fmt: skip
+        assert client.codes({index: records}) == [0]
+        client.end()
+    assert worker_of(broker, wire) == here

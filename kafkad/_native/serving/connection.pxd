@@ -202,6 +202,7 @@ cdef struct Stats:
     int64_t mail_out
     int64_t doorbells               # rung for them
     int64_t hops                    # parts of Produces that were sent to other workers
+    int64_t transactional           # Produces that were part of a transaction
     int64_t moved                   # connections that were given to the worker that answered their requests
     int64_t settled                 # connections of now that came from other workers in this way
     int64_t requests[API_KEYS]

@@ -362,7 +362,7 @@ cdef bint serve_frame(ConnectionTurns turns, Conn* conn, uint8_t* frame, size_t 
     cdef int32_t correlation_id
     cdef const uint8_t* client
     cdef const char* trouble
-    cdef int64_t slow, hops
+    cdef int64_t slow, neutral
 
     if conn.phase == PHASE_AUTHENTICATING:
         if conn.pending_count:
@@ -404,9 +404,9 @@ cdef bint serve_frame(ConnectionTurns turns, Conn* conn, uint8_t* frame, size_t 
                 return True
             if key == 0:
                 slow = core.stats.python_appends
-                hops = core.stats.hops
+                neutral = core.stats.hops + core.stats.transactional
                 trouble = produce_frame(turns.producing, conn, version, correlation_id, client, client_size, &header)
-                if core.stats.hops == hops or size >= BULK:
+                if core.stats.hops + core.stats.transactional == neutral or size >= BULK:
                     conn_answered(conn)
                 if core.stats.python_appends != slow:   # a roll creates files
                     calls[0] -= 1

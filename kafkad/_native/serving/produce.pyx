@@ -394,6 +394,7 @@ cdef const char* produce_request(Producing self, Conn* conn, int16_t version, in
     elif not self.serves_transactions:
         request.refusal = INVALID_REQUEST
     else:
+        self.core.stats.transactional += 1
         request.admission = gate_admission(version, self.verifies)
         if request.part_count > 1 and has_two_producers(&request):
             request.refused_whole = INVALID_PRODUCER_ID_MAPPING

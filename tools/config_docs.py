@@ -44,7 +44,7 @@ Also refused: `listener.name.<listener>.<key>` if kafkad applies the key to all 
 cluster `ssl.cipher.suites` for a controller's listener.
 
 The authorizer has two keys that are in no table: `super.users` and `allow.everyone.if.no.acl.found`
-([security.md](security.md#acls)).
+([security.md](security.md#acls)). Only the properties file sets them.
 
 The column *changes* says when a key can change: `read-only` keys at a restart; `per-broker` and
 `cluster-wide` keys while the broker runs, for one broker or for all of them (`kafka-configs --alter

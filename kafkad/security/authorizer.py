@@ -254,15 +254,19 @@ class Settings(NamedTuple):
 
 
 def authorizer_settings(config: Any) -> Settings | None:
-    """Return the settings of a BrokerConfig's authorizer; None if it has none. Raises ConfigError."""
-    if not trimmed(config.given.get(AUTHORIZER, "")):
+    """Return the settings of a BrokerConfig's authorizer; None if it has none. Raises ConfigError.
+
+    Only the file counts, as in Kafka: a client that may alter the broker's configuration could otherwise make
+    itself a super user."""
+    given = config.static
+    if not trimmed(given.get(AUTHORIZER, "")):
         return None
-    users = config.given.get(SUPER_USERS, "")
+    users = given.get(SUPER_USERS, "")
     try:
         super_users = parse_super_users(users)
     except ValueError as wrong:
         raise ConfigError(f"Invalid value {users} for configuration {SUPER_USERS}: {wrong}") from None
-    return Settings(super_users, trimmed(config.given.get(ALLOW_EVERYONE, "")).lower() == "true")
+    return Settings(super_users, trimmed(given.get(ALLOW_EVERYONE, "")).lower() == "true")
 
 
 def parse_super_users(text: str) -> frozenset[str]:

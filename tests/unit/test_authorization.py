@@ -59,6 +59,16 @@ def test_an_authorizer_is_made_of_the_configuration_and_the_first_image():
         assert not may_read(authorizer, "u", "User:bob")  # Boolean.parseBoolean
 
 
+def test_only_the_file_names_super_users_and_says_what_is_allowed_without_acls():
+    image = MetadataImage("cluster", 1)
+    own = {"super.users": "User:root;User:alice", "allow.everyone.if.no.acl.found": "true"}
+    for layers in ((own, {}), ({}, own), ({"super.users": "alice"}, {"authorizer.class.name": ""})):
+        changed = BrokerConfig(config(super_users="User:root").static, *layers)
+        authorizer = authorizer_of(changed, image, ManualClock())
+        assert may_read(authorizer, "t", "User:root")
+        assert not may_read(authorizer, "t", "User:alice")
+
+
 def test_super_users_without_a_type_end_the_start():
     wrong = config(super_users="User:a;alice")
     with pytest.raises(ConfigError) as found:

@@ -50,6 +50,9 @@ The column *changes* says when a key can change: `read-only` keys at a restart; 
 `cluster-wide` keys while the broker runs, for one broker or for all of them (`kafka-configs --alter
 --entity-type brokers`). If a key is set in several places, the first of these wins: the topic, this broker's
 dynamic value, the dynamic value of all brokers, the file, the default.
+
+Only the properties file sets the security of a listener (`sasl.*` and `ssl.*`), except its stores and their
+passwords: a change while the broker runs is refused, and Kafka accepts it without an effect.
 """
 
 SECTIONS = (

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from kafkad.config.broker import BrokerConfig, base_key
 from kafkad.config.broker_keys import BROKER_KEYS, BROKER_QUOTA_KEYS
 from kafkad.config.definition import LIST, PER_BROKER, READ_ONLY, ConfigError, Key, to_string
-from kafkad.config.served import ignored_values, unserved_message
+from kafkad.config.served import ignored_values, is_of_file, unserved_message
 from kafkad.protocol.errors import INVALID_CONFIG, INVALID_REQUEST, KafkaError
 
 # IncrementalAlterConfigs' operations
@@ -224,6 +224,8 @@ def _usable(
             reason = "it can change for a listener only"
         elif not per_broker and _is_per_broker(name):
             reason = "it can change for one broker only"
+        elif is_of_file(name):
+            reason = "only the properties file sets it for a listener"
         elif key := _row(name):
             try:
                 key.parse(text)

@@ -30,6 +30,7 @@ logger = logging.getLogger("kafkad")
 
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 NOT_FOR_ONE_LISTENER: Final = "kafkad applies it to all listeners alike"
+OF_FILE: Final = (PER_LISTENER - RELOADED).union(TOKEN_KEYS)
 PREFIXES: Final = {  # prefix of keys that only a plug-in reads -> a key with the same treatment
     "metrics.context.": "metric.reporters",
     "rlmm.config.": "remote.log.metadata.manager.class.name",
@@ -104,15 +105,20 @@ def check_served(config: BrokerConfig) -> None:
 
 def refuse_changes(changes: Mapping[str, str | None], keys: Mapping[str, Key] | None = None) -> None:
     """Raise KafkaError(INVALID_CONFIG) if `changes` has a refused value. `keys` is the table of the changed
-    resource; None means a broker. Also raise it for a broker's key that a listener reads only at the start
-    (Kafka's DynamicListenerConfig: existing listeners keep their values)."""
+    resource; None means a broker. Also raise it for a broker's key that counts in the file only."""
     for name, text in changes.items():
-        base = base_key(name)
-        if keys is None and base != name and base in (PER_LISTENER - RELOADED).union(TOKEN_KEYS):
-            reason = "it cannot be updated dynamically for an existing listener; restart the broker"
+        if keys is None and text is not None and is_of_file(name):
+            reason = "only the properties file sets it for a listener; change the file and restart the broker"
             raise KafkaError(INVALID_CONFIG, f"Invalid configuration {name}: {reason}")
         if text is not None and (sentence := unserved_message(name, text, keys)):
             raise KafkaError(INVALID_CONFIG, sentence)
+
+
+def is_of_file(name: str) -> bool:
+    """Return whether a broker's key for listeners, with or without a prefix, counts in the file only. A value
+    of the metadata log has no effect, also after the next start, as in Kafka (DynamicListenerConfig: existing
+    listeners keep their values). Otherwise it could take away what protects a listener."""
+    return base_key(name) in OF_FILE or name.endswith(OAUTH_HANDLER)
 
 
 def unserved_message(name: str, text: str, keys: Mapping[str, Key] | None = None) -> str | None:

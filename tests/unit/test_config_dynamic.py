@@ -18,6 +18,7 @@ from kafkad.config.dynamic import (
     validate_broker_configs,
     with_dynamic,
 )
+from kafkad.config.served import refuse_changes
 from kafkad.config.topic import TOPIC_KEYS, TopicConfig
 from kafkad.protocol.errors import INVALID_CONFIG, INVALID_REQUEST, KafkaError
 
@@ -174,6 +175,29 @@ def test_what_stands_in_the_log_is_applied_as_far_as_it_can_be() -> None:
         ],
         ["The per-broker ssl.key.password", "it can change for a listener only"],
     ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ssl.client.auth",
+        "ssl.enabled.protocols",
+        "ssl.endpoint.identification.algorithm",
+        "sasl.enabled.mechanisms",
+        "sasl.kerberos.principal.to.local.rules",
+        "listener.name.ssl.ssl.client.auth",
+        "listener.name.sasl_ssl.plain.sasl.jaas.config",
+        "listener.name.sasl_ssl.oauthbearer.sasl.server.callback.handler.class",
+    ],
+)
+def test_only_the_file_says_how_a_listener_is_protected(name: str) -> None:
+    """A value that a JVM broker has accepted is in the log, and has no effect there either."""
+    config, [complaint] = with_dynamic(STATIC, {}, {name: ""})
+    assert config is STATIC
+    assert complaint == f"The per-broker {name} is ignored: only the properties file sets it for a listener"
+    with pytest.raises(KafkaError, match="only the properties file sets it"):
+        refuse_changes({name: ""})
+    refuse_changes({name: None})
 
 
 def test_values_that_cannot_be_together_leave_the_configuration_as_it_was() -> None:

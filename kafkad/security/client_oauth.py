@@ -165,12 +165,21 @@ def _tokens_of(options: Mapping[str, str]) -> Tokens:
         parts = urlsplit(url)
         scheme, _ = parts.scheme.lower(), parts.port
     except ValueError as wrong:
-        raise ValueError(f"{URL} {url}: {wrong}") from None
+        raise ValueError(f"{URL} {_without_password(url)}: {wrong}") from None
     if scheme == "file":
         return Tokens(lambda: _read(unquote(parts.path)), extensions)
     if scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-        raise ValueError(f"{URL} {url} is not supported: it is https://host/path, http://... or file:///path")
+        raise ValueError(
+            f"{URL} {_without_password(url)} is not supported: it is https://host/path, http://... or"
+            " file:///path"
+        )
     return Tokens(_credentials(options, login, url), extensions)
+
+
+def _without_password(url: str) -> str:
+    """Return a URL for a message, without what is before the last `@`: it may be a user and a password."""
+    _, at, rest = url.rpartition("@")
+    return f"[hidden]@{rest}" if at else url
 
 
 def _login_options(options: Mapping[str, Any]) -> dict[str, str]:

@@ -218,6 +218,17 @@ def test_options_that_are_wrong(more, reason):
         Security.of(given)
 
 
+@pytest.mark.parametrize(
+    "url", ["http://anna:pass@a.test/token", "https://anna:p@ss@a.test:x", "ftp://anna:pass@a"]
+)
+def test_a_password_in_the_url_is_not_shown(url):
+    given = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER"}
+    with pytest.raises(ValueError, match=URL) as caught:
+        Security.of({**given, URL: url, ID: "a", SECRET: "b"})
+    assert "[hidden]@a" in str(caught.value) and "anna" not in str(caught.value)
+    assert "p@ss" not in str(caught.value) and "pass" not in str(caught.value)
+
+
 def test_the_conversation():
     talk = oauth_conversation("a.b.c", {"x": "y"})
     assert next(talk) == b"n,,\x01auth=Bearer a.b.c\x01x=y\x01\x01"

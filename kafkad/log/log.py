@@ -568,7 +568,9 @@ class Log:
             self.on_replica_start(self)
 
     def on_shortage(self, error: OSError) -> None:
-        """A request was refused for lack of space, descriptors or memory; the log is unchanged."""
+        """A request was refused for lack of space, descriptors or memory; the log is unchanged. There may be
+        room for the batch behind it, which must not overtake it."""
+        self.native.expect_stragglers(0)
         report(self.directory, "a request", error)
         if self.on_short is not None:
             self.on_short(self, error)

@@ -1,16 +1,19 @@
 """Idempotent producers: what is a retry, what a gap, what a zombie; also across restarts and crashes."""
 
+import errno
 import os
+from unittest.mock import Mock
 
 import pytest
 
+from kafkad._native.log.fileio import fail_writes
 from kafkad._native.log.producer_table import ProducerTable
 from kafkad._native.log.segment_recovery import replay_producers
-from kafkad.log import appending
+from kafkad.log import appending, recovery
 from kafkad.log.filenames import SNAPSHOT
 from kafkad.log.log import AppendResult
 from kafkad.log.producer_state import decode_snapshot, encode_snapshot, load_snapshot
-from kafkad.protocol.errors import NOT_LEADER_OR_FOLLOWER, KafkaError, Malformed
+from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, NOT_LEADER_OR_FOLLOWER, KafkaError, Malformed
 from kafkad.protocol.records import build_batch, end_marker
 from tests.unit.log_world import LogWorld, batch, idempotent, topic_config
 
@@ -112,6 +115,27 @@ def test_what_overtook_the_first_batch_of_a_producer_is_to_come_again(world):
     assert refusal(world, 1, producer_id=9) == NOT_LEADER_OR_FOLLOWER
     world.log.native.expect_order()  # as 2 s later
     assert send(world, 1, producer_id=9).base_offset == 4
+
+
+@pytest.mark.parametrize("rolls", [False, True])
+def test_what_overtook_a_batch_that_a_full_disk_refused_is_to_come_again(tmp_path, monkeypatch, rolls):
+    """Were the second batch, which fits, accepted, the first one would be out of order for ever, and
+    librdkafka would tell its application that it was written."""
+    world = LogWorld(tmp_path, topic_config(segment_bytes=200))
+    send(world, 0, producer_id=8, size=20)
+    world.log.native.expect_order()  # as 2 s later
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with monkeypatch.context() as shortage:
+        shortage.setattr(recovery, "create_segment_files", Mock(side_effect=full))
+        fail_writes(0 if rolls else errno.ENOSPC)
+        assert refusal(world, 0, size=100 if rolls else 20) == KAFKA_STORAGE_ERROR
+        fail_writes(0)
+    assert refusal(world, 1) == NOT_LEADER_OR_FOLLOWER
+    assert refusal(world, 2, producer_id=8) == NOT_LEADER_OR_FOLLOWER
+    assert send(world, 0).base_offset == 1
+    assert send(world, 1).base_offset == 2
+    world.log.native.expect_order()
+    assert send(world, 1236, producer_id=9).base_offset == 3
 
 
 @pytest.mark.parametrize("epoch", [-2, -(1 << 15)])

@@ -169,8 +169,8 @@ cdef class PartitionAppends(PartitionFlushes):
     def expect_stragglers(self, int64_t ms) -> None:
         """Treat the next `ms` like the time before this broker led: it may refuse batches. A batch that overtakes one of
         them gets NOT_LEADER_OR_FOLLOWER, until NEW_LEADER_MS later."""
-        self.opened_ms = kafkad_monotonic_ms() + ms
-        self.begun_ms = self.opened_ms
+        self.begun_ms = max(self.begun_ms, kafkad_monotonic_ms() + ms)
+        self.opened_ms = max(self.opened_ms, self.begun_ms)
 
     def expect_order(self) -> None:
         """Answer OUT_OF_ORDER_SEQUENCE_NUMBER to a gap from now on, although this leader is new. For tests."""
@@ -303,14 +303,14 @@ cdef class PartitionAppends(PartitionFlushes):
                 # The batches before this one may have come before this broker led, and been refused. After this answer
                 # librdkafka sends all in order again; OUT_OF_ORDER_SEQUENCE_NUMBER would make it repeat records that
                 # are in the log, under a new producer epoch.
-                info.message = b"this leader is new: earlier batches of the producer have to come first"
+                info.message = b"batches before this one may have been refused: they have to come first"
                 return NOT_LEADER_OR_FOLLOWER
             if code == MAY_SKIP:
                 # If the batches before this one were refused, and this one were accepted, those would be refused for good,
                 # as out of order. librdkafka takes the answer to a later batch as one to all before it, and the
                 # application would believe that they were written.
                 if kafkad_monotonic_ms() - NEW_LEADER_MS < self.begun_ms:
-                    info.message = b"this leader is new: a producer that it does not know has to begin at sequence 0"
+                    info.message = b"batches before this one may have been refused: this producer has to begin at sequence 0"
                     return NOT_LEADER_OR_FOLLOWER
                 code = 0
             if code != 0 and origin != REPLICA:

@@ -113,7 +113,7 @@ def test_what_overtook_the_first_batch_of_a_producer_is_to_come_again(world):
     assert send(world, 2).base_offset == 2
     assert send(world, 0, producer_id=8).base_offset == 3
     assert refusal(world, 1, producer_id=9) == NOT_LEADER_OR_FOLLOWER
-    world.log.native.expect_order()  # as 2 s later
+    world.log.native.expect_order()  # as 30 s later
     assert send(world, 1, producer_id=9).base_offset == 4
 
 

@@ -191,7 +191,7 @@ def code_of(answer):
 def test_what_overtook_a_batch_that_the_isr_was_too_small_for_is_to_come_again(tmp_path):
     """Were the second batch accepted, the first one would be out of order for ever."""
     world = Leader(str(tmp_path)).lead(isr=(), insync=2)
-    world.led.native.expect_order()  # as 2 s later
+    world.led.native.expect_order()  # as 30 s later
     client = world.connect()
 
     def told_to(sequence, count=2, acks=1):

@@ -50,6 +50,7 @@ cpdef enum:                         # state of a batch that was written ahead
 cdef enum:
     LARGE_BATCH = 2 * 1024 * 1024   # a larger batch is checked in a thread; see log/pending_append.py
     NEW_LEADER_MS = 2000            # for so long, a batch may have overtaken others that came before this leader led
+    BEGINNING_MS = 30000            # so long a client waits for an answer (request.timeout.ms), and a quota may hold a batch
 
 cdef enum:                          # origins of a batch for append_checked
     CLIENT = 0
@@ -168,7 +169,7 @@ cdef class PartitionAppends(PartitionFlushes):
 
     def expect_stragglers(self, int64_t ms) -> None:
         """Treat the next `ms` like the time before this broker led: it may refuse batches. A batch that overtakes one of
-        them gets NOT_LEADER_OR_FOLLOWER, until NEW_LEADER_MS later."""
+        them gets NOT_LEADER_OR_FOLLOWER, until NEW_LEADER_MS later, or BEGINNING_MS for a producer that is not known."""
         self.begun_ms = max(self.begun_ms, kafkad_monotonic_ms() + ms)
         self.opened_ms = max(self.opened_ms, self.begun_ms)
 
@@ -309,7 +310,7 @@ cdef class PartitionAppends(PartitionFlushes):
                 # If the batches before this one were refused, and this one were accepted, those would be refused for good,
                 # as out of order. librdkafka takes the answer to a later batch as one to all before it, and the
                 # application would believe that they were written.
-                if kafkad_monotonic_ms() - NEW_LEADER_MS < self.begun_ms:
+                if kafkad_monotonic_ms() - BEGINNING_MS < self.begun_ms:
                     info.message = b"batches before this one may have been refused: this producer has to begin at sequence 0"
                     return NOT_LEADER_OR_FOLLOWER
                 code = 0

@@ -296,7 +296,7 @@ def test_a_plain_batch_inside_of_a_transaction(client):
 
 
 def test_a_first_batch_that_does_not_begin_at_zero(client):
-    """While the leader is new, batches before it may have been refused. (Later: test_produce_gate_workers.)"""
+    """While the leader is new, batches before it may have been refused. Later: test_produce_gate_workers."""
     client.add(0)
     assert client.code(0, 9, base_sequence=5) == errors.NOT_LEADER_OR_FOLLOWER
     assert client.code(0, 9) == 0

@@ -143,7 +143,9 @@ def _finish_swaps(directory: str) -> None:
         if base is None or name[20:] != LOG + SWAP:
             continue
         low = min(low, base)
-        high = max(high, _next_offset_of_swap(directory, name, base))
+        # Under its own name: a start that is killed here must leave what says how far the swap reaches.
+        scan = scan_segment(directory, base, ProducerTable(), write_indexes=False, log_suffix=LOG + SWAP)
+        high = max(high, scan.next_offset)
     for name in names:
         offset = offset_of(name)
         if offset is not None and low <= offset < high and name[20:] in SEGMENT_SUFFIXES:
@@ -151,21 +153,6 @@ def _finish_swaps(directory: str) -> None:
     for name in swaps:
         logger.info("finishing the swap of %s", os.path.join(directory, name))
         os.replace(os.path.join(directory, name), os.path.join(directory, name[: -len(SWAP)]))
-
-
-def _next_offset_of_swap(directory: str, name: str, base: int) -> int:
-    beside = os.path.join(directory, f"{base:020d}{LOG}")
-    kept = None
-    if os.path.exists(beside):
-        kept = beside + CLEANED  # if we die here, the next listing removes it: the swap replaces it anyway
-        os.replace(beside, kept)
-    os.replace(os.path.join(directory, name), beside)
-    try:
-        return scan_segment(directory, base, ProducerTable(), write_indexes=False).next_offset
-    finally:
-        os.replace(beside, os.path.join(directory, name))
-        if kept:
-            os.replace(kept, beside)
 
 
 def _remove(path: str) -> None:

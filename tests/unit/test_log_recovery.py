@@ -3,9 +3,11 @@
 import os
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 
+from kafkad.log import recovery
 from kafkad.log.checkpoints import read_partition_metadata
 from kafkad.log.offset_index import read_offset_index
 from kafkad.log.producer_state import NO_PRODUCERS
@@ -190,6 +192,58 @@ def test_deleted_and_cleaned_files_go_and_complete_swaps_are_finished(tmp_path):
     assert world.path(bases[1], ".log").read_bytes() == expected
     assert not [name for name in world.names() if name.endswith((".swap", ".deleted", ".cleaned"))]
     assert len(contents(world)) == 12 * len(batch(1))
+
+
+def test_a_swap_is_finished_however_often_the_start_is_killed(tmp_path, monkeypatch):
+    """One cleaned segment replaces three: none of those may come back beside it."""
+    world = LogWorld(tmp_path, topic_config(segment_bytes=400))
+    for _ in range(30):
+        world.append()
+    world.log.close()
+    bases = [base for base, _ in world.log.segments]
+    assert len(bases) > 4
+    whole = b"".join(world.path(base, ".log").read_bytes() for base in bases)
+    merged = b"".join(world.path(base, ".log").read_bytes() for base in bases[1:4])
+    Path(f"{world.path(bases[1], '.log')}.swap").write_bytes(merged)
+    original = {path.name: path.read_bytes() for path in world.directory.iterdir()}
+
+    class Killed(BaseException):
+        pass
+
+    def dying_after(left):
+        """Names change `left` times, and never again: nothing of a killed process runs any more."""
+
+        def guarded(call):
+            def changed(*arguments):
+                nonlocal left
+                if left <= 0:
+                    raise Killed
+                left -= 1
+                return call(*arguments)
+
+            return changed
+
+        return guarded
+
+    kills = 0
+    while True:
+        for path in world.directory.iterdir():
+            path.unlink()
+        for name, data in original.items():
+            (world.directory / name).write_bytes(data)
+        guarded = dying_after(kills)
+        with monkeypatch.context() as patch:
+            for call in ("replace", "unlink", "rename"):
+                patch.setattr(os, call, guarded(getattr(os, call)))
+            try:
+                recovery.list_files(str(world.directory))
+                break
+            except Killed:
+                kills += 1
+        sizes = recovery.list_files(str(world.directory)).sizes
+        assert sorted(sizes) == [bases[0], bases[1], *bases[4:]], f"killed after {kills - 1} changes"
+        assert b"".join(world.path(base, ".log").read_bytes() for base in sorted(sizes)) == whole
+    assert kills > 5
 
 
 def test_a_swap_beside_its_cleaned_files_is_dropped(tmp_path):

@@ -36,6 +36,7 @@ def scan_segment(
     below: int = -1,
     size: int = -1,
     index_suffix: str = "",
+    log_suffix: str = ".log",
 ) -> SegmentScan: ...
 def replay_producers(
     path: str, producers: ProducerTable, start_offset: int, end_offset: int, position: int = 0

@@ -324,14 +324,15 @@ cdef class SegmentScan:
 
 def scan_segment(str directory, int64_t base_offset, ProducerTable producers not None, *, int32_t epoch=-1,
                  int64_t producers_from=0, int32_t index_interval=4096, bint write_indexes=True,
-                 int64_t below=-1, int64_t size=-1, str index_suffix="") -> SegmentScan:
-    """Walk `<base_offset>.log`, replay its producers from offset `producers_from` on, and write both indexes anew, into
-    files whose names end with `index_suffix`. `below`: end with the last batch that begins below that offset, and check
-    no CRC. `size`: read only so many bytes of the file. Raises OSError."""
+                 int64_t below=-1, int64_t size=-1, str index_suffix="", str log_suffix=".log") -> SegmentScan:
+    """Walk `<base_offset><log_suffix>`, replay its producers from offset `producers_from` on, and write both indexes
+    anew, into files whose names end with `index_suffix`. `below`: end with the last batch that begins below that offset,
+    and check no CRC. `size`: read only so many bytes of the file. Raises OSError."""
     cdef Scan scan
     cdef bytes stem = os.fsencode(os.path.join(directory, f"{base_offset:020d}"))
     cdef bytes suffix = os.fsencode(index_suffix)
-    cdef bytes log_path = stem + b".log", index_path = stem + b".index" + suffix, time_path = stem + b".timeindex" + suffix
+    cdef bytes log_path = stem + os.fsencode(log_suffix)
+    cdef bytes index_path = stem + b".index" + suffix, time_path = stem + b".timeindex" + suffix
     cdef const char* log_name = log_path
     cdef const char* index_name = index_path
     cdef const char* time_name = time_path

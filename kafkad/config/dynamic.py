@@ -63,7 +63,8 @@ THREAD_COUNTS: Final = (
     "num.replica.fetchers",
 )
 
-# Kafka can open and close listeners while it runs; kafkad binds them once.
+# Kafka can open and close listeners while it runs; kafkad binds them once. A value of the metadata log has no
+# effect: it could take the login away from a listener that the file protects, which Kafka refuses as well.
 FIXED_HERE: Final = ("listener.security.protocol.map", "listeners")
 
 
@@ -226,6 +227,8 @@ def _usable(
             reason = "it can change for one broker only"
         elif is_of_file(name):
             reason = "only the properties file sets it for a listener"
+        elif name in FIXED_HERE:
+            reason = "only the properties file sets it; kafkad cannot change its listeners while it runs"
         elif key := _row(name):
             try:
                 key.parse(text)

@@ -200,6 +200,28 @@ def test_only_the_file_says_how_a_listener_is_protected(name: str) -> None:
     refuse_changes({name: None})
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("listener.security.protocol.map", "A:PLAINTEXT,CONTROLLER:PLAINTEXT"),
+        ("listeners", "A://127.0.0.1:9092,B://127.0.0.1:9093"),
+    ],
+)
+def test_the_file_says_which_listeners_there_are(name: str, text: str) -> None:
+    """The map was the file's when it was set; since then, the file wants a login from clients."""
+    file = {
+        "listeners": "A://127.0.0.1:9092",
+        "inter.broker.listener.name": "A",
+        "listener.security.protocol.map": "A:SASL_SSL,B:SSL,CONTROLLER:PLAINTEXT",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "sasl.enabled.mechanisms": "PLAIN",
+    }
+    config, [complaint] = with_dynamic(BrokerConfig(file), {}, {name: text, "max.connections": "7"})
+    assert complaint.startswith(f"The per-broker {name} is ignored: only the properties file sets it")
+    assert [str(each) for each in config.endpoints] == ["A://127.0.0.1:9092"]
+    assert (config.listener_protocols["A"], config.max_connections) == ("SASL_SSL", 7)
+
+
 def test_values_that_cannot_be_together_leave_the_configuration_as_it_was() -> None:
     texts = {"log.cleaner.min.compaction.lag.ms": "9", "log.cleaner.max.compaction.lag.ms": "8"}
     config, complaints = with_dynamic(STATIC, texts, {})

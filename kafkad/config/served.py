@@ -30,7 +30,7 @@ logger = logging.getLogger("kafkad")
 
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 NOT_FOR_ONE_LISTENER: Final = "kafkad applies it to all listeners alike"
-OF_FILE: Final = (PER_LISTENER - RELOADED).union(TOKEN_KEYS)
+OF_FILE: Final = (PER_LISTENER - RELOADED).union(TOKEN_KEYS, ["sasl.mechanism.inter.broker.protocol"])
 PREFIXES: Final = {  # prefix of keys that only a plug-in reads -> a key with the same treatment
     "metrics.context.": "metric.reporters",
     "rlmm.config.": "remote.log.metadata.manager.class.name",

@@ -185,6 +185,7 @@ def test_what_stands_in_the_log_is_applied_as_far_as_it_can_be() -> None:
         "ssl.endpoint.identification.algorithm",
         "sasl.enabled.mechanisms",
         "sasl.kerberos.principal.to.local.rules",
+        "sasl.mechanism.inter.broker.protocol",
         "listener.name.ssl.ssl.client.auth",
         "listener.name.sasl_ssl.plain.sasl.jaas.config",
         "listener.name.sasl_ssl.oauthbearer.sasl.server.callback.handler.class",

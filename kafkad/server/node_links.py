@@ -33,6 +33,7 @@ from typing import Any, Final, NamedTuple
 from kafkad._native.serving.outgoing_tls import OutgoingTls
 from kafkad._native.serving.tls import TlsContext
 from kafkad._native.serving.tls_keys import TlsError
+from kafkad.config.broker import BrokerConfig
 from kafkad.config.definition import ConfigError
 from kafkad.net.channel import Channel, Unreachable
 from kafkad.protocol import codec, errors, messages
@@ -204,10 +205,14 @@ class NodeLinks:
             try:
                 self._contexts = Contexts(seen, *self._made(config))
             except ConfigError as wrong:
-                if self._contexts is None:
+                if self._contexts is not None:
+                    logger.error("connections to other nodes keep the certificates that they have: %s", wrong)
+                    self._contexts = self._contexts._replace(seen=seen)
+                    return self._contexts
+                if not config.dynamic_broker:
                     raise
-                logger.error("connections to other nodes keep the certificates that they have: %s", wrong)
-                self._contexts = self._contexts._replace(seen=seen)
+                logger.error("connections to other nodes are made by the static configuration: %s", wrong)
+                self._contexts = Contexts(seen, *self._made(BrokerConfig(config.static)))  # as TlsListeners
         return self._contexts
 
     def _made(self, config: Any) -> tuple[Stores | None, ssl.SSLContext, TlsContext, bool]:

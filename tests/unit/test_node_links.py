@@ -3,6 +3,7 @@
 import asyncio
 import math
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +18,11 @@ from kafkad.net.frame_server import FrameServer
 from kafkad.protocol import codec, messages
 from kafkad.protocol.errors import SASL_AUTHENTICATION_FAILED, KafkaError
 from kafkad.security.acls import Kind, Operation
+from kafkad.server.authentication import read_bytes
 from kafkad.server.authorization import FollowedAcls
 from kafkad.server.controller_apis import BY_KEY
-from kafkad.server.node_links import NodeLinks, _in_a_thread, check_links
+from kafkad.server.node_links import NodeLinks, _in_a_thread, broker_links, check_links
+from tests.certificates import PASSWORD, make_stores
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 MEMBER = {
@@ -185,6 +188,30 @@ def test_what_a_configuration_must_say(changes: dict[str, str | None], told: str
 def test_plaintext_needs_nothing() -> None:
     plain = {"listener.security.protocol.map": "C:PLAINTEXT,N:PLAINTEXT"}
     check_links(BrokerConfig(MEMBER | plain), lambda path: b"")
+
+
+def test_a_dynamic_store_that_is_gone_does_not_end_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The listener goes back to its static configuration, and so do the connections to other nodes."""
+    stores = make_stores(tmp_path)
+    file = {
+        **MEMBER,
+        "listener.security.protocol.map": "C:PLAINTEXT,N:SSL",
+        "ssl.keystore.location": str(stores / "server.p12"),
+        "ssl.keystore.type": "PKCS12",
+        "ssl.keystore.password": PASSWORD,
+        "ssl.key.password": PASSWORD,
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(stores / "ca.pem"),
+    }
+    gone = {"listener.name.n.ssl.keystore.location": str(stores / "gone.p12")}
+    broker_links(lambda: BrokerConfig(file, {}, gone), read_bytes)
+    [line] = caplog.messages
+    assert line.startswith("connections to other nodes are made by the static configuration: ")
+    assert "gone.p12" in line
+    with pytest.raises(ConfigError, match=r"gone\.p12"):
+        broker_links(lambda: BrokerConfig(file | gone), read_bytes)
 
 
 def test_every_request_to_a_controller_needs_a_right() -> None:

@@ -187,6 +187,8 @@ def test_what_stands_in_the_log_is_applied_as_far_as_it_can_be() -> None:
         "sasl.kerberos.principal.to.local.rules",
         "sasl.mechanism.inter.broker.protocol",
         "listener.name.ssl.ssl.client.auth",
+        "listener.name.a.b.ssl.client.auth",
+        "listener.name.a.b.sasl.enabled.mechanisms",
         "listener.name.sasl_ssl.plain.sasl.jaas.config",
         "listener.name.sasl_ssl.oauthbearer.sasl.server.callback.handler.class",
     ],

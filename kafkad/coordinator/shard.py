@@ -140,6 +140,10 @@ class Shard:
     def metadata_bytes_max(self) -> int:
         return METADATA_RECORDS_MAX * self._coordinator.storage.batch_size_max(self.index)
 
+    def topic_id(self, topic: str) -> bytes:
+        """Return the id with which an offset of this topic is stored."""
+        return self._coordinator.storage.topic_id(topic) or NO_TOPIC_ID
+
     def store(self, group: ClassicGroup, assignments: dict[str, bytes], done: Done) -> None:
         entry = (records.group_key(group.group_id), records.group_value(group, assignments))
         _, settled = self.to_commit(group.group_id) if group in self._unseen else (group, None)

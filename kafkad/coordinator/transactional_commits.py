@@ -116,6 +116,7 @@ def _commit(shard: "Shard", request: Any, admission: Admission, guard: int, repl
     for topic in request.topics:
         answer = messages.TxnOffsetCommitResponse.Topics(name=topic.name)
         response.topics.append(answer)
+        topic_id = shard.topic_id(topic.name)
         for number, partition in enumerate(topic.partitions):
             if number % AT_ONCE == 0:
                 yield
@@ -128,7 +129,11 @@ def _commit(shard: "Shard", request: Any, admission: Admission, guard: int, repl
             if code:
                 continue
             committed = CommittedOffset(
-                partition.committed_offset, partition.committed_leader_epoch, metadata, now_ms
+                partition.committed_offset,
+                partition.committed_leader_epoch,
+                metadata,
+                now_ms,
+                topic_id=topic_id,
             )
             key, value = records.offset_key(group_id, topic.name, index), records.offset_value(committed)
             entries.append((key, value))

@@ -3,9 +3,11 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from kafkad.coordinator import records
 from kafkad.coordinator.records import CommittedOffset
@@ -14,6 +16,7 @@ from kafkad.protocol.records import Record, build_batch
 from kafkad.testing import Broker
 from tests.wire import Wire, create_topic
 
+Commits = Callable[[Wire, str, str, int], None]
 GROUPS, RECORDS = 1_000, 1_000_000
 LATER = (errors.COORDINATOR_LOAD_IN_PROGRESS, errors.COORDINATOR_NOT_AVAILABLE, errors.NOT_COORDINATOR)
 
@@ -32,7 +35,11 @@ def ask_until_loaded(wire: Wire, group: str) -> dict[str, int]:
 
 
 def make_offsets_topic(wire: Wire) -> None:
-    asked = messages.FindCoordinatorRequest(key_type=0, coordinator_keys=["group"])
+    make_coordinator(wire, 0)
+
+
+def make_coordinator(wire: Wire, key_type: int) -> None:
+    asked = messages.FindCoordinatorRequest(key_type=key_type, coordinator_keys=["group"])
     deadline = time.monotonic() + 10
     while wire.ask(asked, 4).coordinators[0].error_code:
         assert time.monotonic() < deadline
@@ -52,6 +59,34 @@ def commit(wire: Wire, group: str, topic: str, offset: int) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert code == errors.NONE
+
+
+def commit_in_transaction(wire: Wire, group: str, topic: str, offset: int) -> None:
+    """By transaction.version 2, where the commit adds the group to the transaction."""
+    make_coordinator(wire, 1)
+    begin = messages.InitProducerIdRequest(transactional_id=group, transaction_timeout_ms=60_000)
+    deadline = time.monotonic() + 10
+    while (begun := wire.ask(begin, 5)).error_code in LATER:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    producer = {"producer_id": begun.producer_id, "producer_epoch": begun.producer_epoch}
+    Topics = messages.TxnOffsetCommitRequest.Topics
+    partition = Topics.Partitions(partition_index=0, committed_offset=offset)
+    request = messages.TxnOffsetCommitRequest(
+        transactional_id=group,
+        group_id=group,
+        topics=[Topics(name=topic, partitions=[partition])],
+        **producer,
+    )
+    assert wire.ask(request, 5).topics[0].partitions[0].error_code == errors.NONE
+    end = messages.EndTxnRequest(transactional_id=group, committed=True, **producer)
+    assert wire.ask(end, 5).error_code == errors.NONE
+    asked = messages.OffsetFetchRequest(
+        groups=[messages.OffsetFetchRequest.Groups(group_id=group, topics=None)], require_stable=True
+    )
+    while not any(each.name == topic for each in wire.ask(asked, 8).groups[0].topics):
+        assert time.monotonic() < deadline  # the marker is on its way
+        time.sleep(0.01)
 
 
 def is_answered(wire: Wire) -> bool:
@@ -100,7 +135,10 @@ def test_a_start_serves_before_it_has_loaded_all_commits(tmp_path: Path) -> None
     assert not loaded_before
 
 
-def test_offsets_of_a_topic_that_went_while_its_coordinator_was_dead(tmp_path: Path) -> None:
+@pytest.mark.parametrize("commits", [commit, commit_in_transaction])
+def test_offsets_of_a_topic_that_went_while_its_coordinator_was_dead(
+    tmp_path: Path, commits: Commits
+) -> None:
     """HUNTS W5: the new topic of that name inherited them, and a consumer passed over records."""
     config = {"offsets.topic.num.partitions": 8}
     groups = [f"group-{number}" for number in range(16)]
@@ -109,8 +147,8 @@ def test_offsets_of_a_topic_that_went_while_its_coordinator_was_dead(tmp_path: P
         create_topic(wire, "other")
         make_offsets_topic(wire)
         for group in groups:
-            commit(wire, group, "again", 5)
-            commit(wire, group, "other", 6)
+            commits(wire, group, "again", 5)
+            commits(wire, group, "other", 6)
         with without_worker_1(broker) as left:
             deleted = left.ask(messages.DeleteTopicsRequest(topic_names=["again"], timeout_ms=5_000), 5)
             assert deleted.responses[0].error_code == errors.NONE

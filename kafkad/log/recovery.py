@@ -127,16 +127,12 @@ def _finish_swaps(directory: str) -> None:
     # .cleaned is incomplete.
     names = sorted(os.listdir(directory))
     cleaned = [offset for name in names if name.endswith(CLEANED) and (offset := offset_of(name)) is not None]
-    swaps = []
-    for name in names:
-        path = os.path.join(directory, name)
-        if name.endswith((DELETED, CLEANED)):
-            os.unlink(path)
-        elif name.endswith(SWAP):
-            if cleaned and (offset_of(name) or 0) >= min(cleaned):
-                os.unlink(path)
-            else:
-                swaps.append(name)
+    swaps = [name for name in names if name.endswith(SWAP)]
+    incomplete = [name for name in swaps if cleaned and (offset_of(name) or 0) >= min(cleaned)]
+    # The .cleaned go last: if this start is killed, they show the next one what is incomplete.
+    for name in (*incomplete, *(name for name in names if name.endswith((DELETED, CLEANED)))):
+        os.unlink(os.path.join(directory, name))
+    swaps = [name for name in swaps if name not in incomplete]
     low, high = 1 << 63, -1
     for name in swaps:
         base = offset_of(name)

@@ -194,6 +194,27 @@ def test_deleted_and_cleaned_files_go_and_complete_swaps_are_finished(tmp_path):
     assert len(contents(world)) == 12 * len(batch(1))
 
 
+class Killed(BaseException):
+    pass
+
+
+def kill_after(left, patch):
+    """Names change `left` times, and never again: nothing of a killed process runs any more."""
+
+    def guarded(call):
+        def changed(*arguments):
+            nonlocal left
+            if left <= 0:
+                raise Killed
+            left -= 1
+            return call(*arguments)
+
+        return changed
+
+    for call in ("replace", "unlink", "rename"):
+        patch.setattr(os, call, guarded(getattr(os, call)))
+
+
 def test_a_swap_is_finished_however_often_the_start_is_killed(tmp_path, monkeypatch):
     """One cleaned segment replaces three: none of those may come back beside it."""
     world = LogWorld(tmp_path, topic_config(segment_bytes=400))
@@ -207,34 +228,14 @@ def test_a_swap_is_finished_however_often_the_start_is_killed(tmp_path, monkeypa
     Path(f"{world.path(bases[1], '.log')}.swap").write_bytes(merged)
     original = {path.name: path.read_bytes() for path in world.directory.iterdir()}
 
-    class Killed(BaseException):
-        pass
-
-    def dying_after(left):
-        """Names change `left` times, and never again: nothing of a killed process runs any more."""
-
-        def guarded(call):
-            def changed(*arguments):
-                nonlocal left
-                if left <= 0:
-                    raise Killed
-                left -= 1
-                return call(*arguments)
-
-            return changed
-
-        return guarded
-
     kills = 0
     while True:
         for path in world.directory.iterdir():
             path.unlink()
         for name, data in original.items():
             (world.directory / name).write_bytes(data)
-        guarded = dying_after(kills)
         with monkeypatch.context() as patch:
-            for call in ("replace", "unlink", "rename"):
-                patch.setattr(os, call, guarded(getattr(os, call)))
+            kill_after(kills, patch)
             try:
                 recovery.list_files(str(world.directory))
                 break
@@ -244,6 +245,31 @@ def test_a_swap_is_finished_however_often_the_start_is_killed(tmp_path, monkeypa
         assert sorted(sizes) == [bases[0], bases[1], *bases[4:]], f"killed after {kills - 1} changes"
         assert b"".join(world.path(base, ".log").read_bytes() for base in sorted(sizes)) == whole
     assert kills > 5
+
+
+def test_a_swap_that_is_not_complete_is_dropped_however_often_the_start_is_killed(tmp_path, monkeypatch):
+    """A file of it in place of the log's own would be wrong: without entries of aborted transactions, clients
+    would see their records."""
+    world = LogWorld(tmp_path)
+    world.append()
+    world.log.close()
+    world.path(0, ".txnindex").write_bytes(b"of the log")
+    before = {path.name: path.read_bytes() for path in world.directory.iterdir()}
+    kills = 0
+    while True:
+        for suffix in (".log.cleaned", ".index.swap", ".timeindex.swap", ".txnindex.swap"):
+            world.path(0, suffix).write_bytes(b"of the cleaner")
+        with monkeypatch.context() as patch:
+            kill_after(kills, patch)
+            try:
+                recovery.list_files(str(world.directory))
+                break
+            except Killed:
+                kills += 1
+        recovery.list_files(str(world.directory))
+        after = {path.name: path.read_bytes() for path in world.directory.iterdir()}
+        assert after == before, f"killed after {kills - 1} changes"
+    assert kills == 4
 
 
 def test_a_swap_beside_its_cleaned_files_is_dropped(tmp_path):

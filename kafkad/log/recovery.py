@@ -263,10 +263,7 @@ class Loader:
             bases = sorted(files.sizes)
         elif bases and (clean or rested):
             self._find_epochs(bases)
-            for base in bases:
-                if not self._indexes_look_right(files, base):
-                    logger.warning("rebuilding the indexes of %s", segment_file(directory, base, LOG))
-                    known[base] = self._scan(base, ProducerTable(), producers_from=0)
+            self._rebuild_indexes(files, bases, known)
         self._add_segments(files, bases, known)
         if bases and end_offset is None:
             end_offset = self._find_end(files, bases, known)
@@ -401,6 +398,32 @@ class Loader:
                 return False
         return True
 
+    def _rebuild_indexes(self, files: Files, bases: list[int], known: dict[int, SegmentScan]) -> None:
+        """Rebuild the indexes that do not look right. The .txnindex is one of them: a transaction that is
+        aborted in a segment may have begun in an earlier one."""
+        producers, at = ProducerTable(), 0
+        for base in bases:
+            if not self._indexes_look_right(files, base):
+                logger.warning("rebuilding the indexes of %s", segment_file(self.directory, base, LOG))
+                producers, at = self._producers_before(files, bases, base, producers, at)
+                known[base] = self._scan(base, producers, producers_from=at)
+                at = max(at, known[base].next_offset)
+
+    def _producers_before(
+        self, files: Files, bases: list[int], base: int, producers: ProducerTable, at: int
+    ) -> tuple[ProducerTable, int]:
+        """Return the producers before the segment at `base`, and up to which offset they are known: from a
+        snapshot, or `producers`, which are those at `at`, and the batches after it."""
+        for offset in reversed([offset for offset in files.snapshots if at < offset <= base]):
+            found = ProducerTable()
+            with suppress(Malformed, FileNotFoundError):  # whoever needs it later reports it
+                path = segment_file(self.directory, offset, SNAPSHOT)
+                load_snapshot(path, found, self.now_ms, self.producer_expiration_ms)
+                producers, at = found, offset
+                break
+        self._replay(producers, [each for each in bases if each < base], at, base)
+        return producers, max(at, base)
+
     def _scan(
         self, base: int, producers: ProducerTable, *, producers_from: int, below: int | None = None
     ) -> SegmentScan:
@@ -445,14 +468,11 @@ class Loader:
         if first > 0 and files.sizes[bases[first]] == 0:
             first -= 1  # it may extend beyond the name of the empty one
         self._find_epochs(bases[:first])
-        for base in bases[:first]:
-            if not self._indexes_look_right(files, base):
-                logger.warning("rebuilding the indexes of %s", segment_file(self.directory, base, LOG))
-                known[base] = self._scan(base, ProducerTable(), producers_from=0)
+        self._rebuild_indexes(files, bases[:first], known)
         start = self._load_newest_snapshot(files, bases[first])
         if start is None:
             start = max(log_start, bases[0])
-        self._replay(bases[:first], start, bases[first])
+        self._replay(self.producers, bases[:first], start, bases[first])
         for at in range(first, len(bases)):
             base = bases[at]
             if at > first:
@@ -497,7 +517,7 @@ class Loader:
         start = self._load_newest_snapshot(files, active)
         if start is None:
             start = max(log_start, mine[0])
-        self._replay(mine[:-1], start, active)
+        self._replay(self.producers, mine[:-1], start, active)
         self._find_epochs(mine[:-1])
         # Readers may have the indexes open: they keep the old files.
         for suffix in (INDEX, TIME_INDEX):
@@ -522,10 +542,7 @@ class Loader:
         files.sizes[active] = scan.valid_size
         known[active] = scan
         self._keep_epochs(self.epochs.rebuild, active, scan.epochs)
-        for base in mine[:-1]:
-            if not self._indexes_look_right(files, base):
-                logger.warning("rebuilding the indexes of %s", segment_file(self.directory, base, LOG))
-                known[base] = self._scan(base, ProducerTable(), producers_from=0)
+        self._rebuild_indexes(files, mine[:-1], known)
         self._note_unflushed(mine, flushed_offset, active)
         return end
 
@@ -575,7 +592,8 @@ class Loader:
             return self.native.find_end()
         except ValueError as e:
             logger.warning("%s: %s", self.directory, e)
-        scan = known[base] = self._scan(base, ProducerTable(), producers_from=0)
+        producers, start = self._producers_before(files, bases, base, ProducerTable(), 0)
+        scan = known[base] = self._scan(base, producers, producers_from=start)
         self._cut(files, scan)
         self.native.drop_segments(len(bases) - 1, len(bases))
         self.native.add_segment(base, files.sizes[base], files.created_ms[base], scan.max_timestamp)
@@ -614,12 +632,12 @@ class Loader:
                 self.snapshot_lost = True
         return None
 
-    def _replay(self, bases: list[int], start: int, end: int) -> None:
+    def _replay(self, producers: ProducerTable, bases: list[int], start: int, end: int) -> None:
         for at, base in enumerate(bases):
             if at + 1 < len(bases) and bases[at + 1] <= start:
                 continue
             if start < end:
-                replay_producers(segment_file(self.directory, base, LOG), self.producers, start, end)
+                replay_producers(segment_file(self.directory, base, LOG), producers, start, end)
 
     def _write_snapshot(self, files: Files, offset: int) -> None:
         write_snapshot(self.directory, offset, self.producers, sync=False)
@@ -641,7 +659,7 @@ class Loader:
                 return files.snapshots[-1] if files.snapshots else -1
             if start is None:  # the only one was lost, or none was written yet: replay the batches
                 start = bases[0]
-            self._replay(bases, start, end_offset)
+            self._replay(self.producers, bases, start, end_offset)
         elif end_offset > 0:
             self._write_snapshot(files, end_offset)
         wanted = {*bases, end_offset}

@@ -140,6 +140,34 @@ def test_a_marker_rolls_the_segment_and_is_indexed_in_the_new_one(tmp_path):
     assert world.log.aborted_transactions(0, 1) == [(7, first, offset, offset + 1)]
 
 
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("snapshots", [True, False])
+@pytest.mark.parametrize("lost", [".index", ".timeindex"])
+def test_an_index_that_is_rebuilt_keeps_the_aborts_of_transactions_that_began_before(
+    tmp_path, lost, snapshots, clean
+):
+    world = LogWorld(tmp_path, topic_config(segment_bytes=400))
+    expected = []
+    for producer in (7, 8):
+        first = begin(world, producer)
+        for _ in range(12):
+            world.append()
+        offset = end(world, producer, commit=False)
+        expected.append((producer, first, offset, offset + 1))
+        for _ in range(12):
+            world.append()
+    last = world.log.end_offset
+    assert world.log.aborted_transactions(0, last) == expected
+    world.log.close()
+    for path in world.directory.glob("*" + lost):
+        path.unlink()
+    for path in world.directory.glob("*.snapshot"):
+        if not snapshots:
+            path.unlink()
+    world.open(clean=clean, recovery_point=last)
+    assert world.log.aborted_transactions(0, last) == expected
+
+
 def test_the_marker_of_an_older_coordinator_is_refused(world):
     begin(world, 7)
     end(world, 7, by=5)

@@ -190,6 +190,14 @@ def rename_to_swap(cleaned: Cleaned) -> None:
         os.replace(path + CLEANED, path + SWAP)
 
 
+def take_back_swap(cleaned: Cleaned) -> None:
+    """Cancel what `announce_swap` announced: later changes of the log would be undone by the next start. The
+    .log goes last: without it, a start would take the other files for those of the present one."""
+    for suffix in reversed(cleaned.suffixes):
+        with suppress(FileNotFoundError):
+            os.unlink(segment_file(cleaned.directory, cleaned.base_offset, suffix) + SWAP)
+
+
 def swap_in(cleaned: Cleaned) -> list[str]:
     """Exchange the files that `announce_swap` announced. Return the paths of the old ones, to be unlinked
     when the directory is synced and no reader can be about to open one."""

@@ -196,6 +196,7 @@ class LogCleaner:
         self, cleaning: "_Cleaning", permit: int, outcome: Outcome | None, trouble: BaseException | None
     ) -> None:
         log = cleaning.log
+        cleaning.take_back()
         log.being_cleaned = False
         del self._threads[log]
         self._log_dirs.cleaner_permits.give_back(permit)
@@ -244,6 +245,7 @@ class _Cleaning:
         self._directory = choice.log.directory
         self._cuts = choice.log.cuts
         self._config = choice.log.config
+        self._announced: Cleaned | None = None  # and not exchanged so far
         self._threads = config.log_cleaner_threads
         self._memory = config.log_cleaner_dedupe_buffer_size // self._threads
         self._load_factor = config.log_cleaner_io_buffer_load_factor
@@ -319,7 +321,7 @@ class _Cleaning:
     def _swap(self, cleaned: Cleaned) -> None:
         self._on_loop(lambda: self._announce(cleaned))
         sync_directory(cleaned.directory)
-        old = self._on_loop(lambda: exchange(self.log, cleaned))
+        old = self._on_loop(lambda: self._exchange(cleaned))
         sync_directory(cleaned.directory)
         self._on_loop(lambda: remove_old(self.log, old))
 
@@ -360,7 +362,22 @@ class _Cleaning:
     def _announce(self, cleaned: Cleaned) -> None:
         if self._owner._busy(self.log):
             raise Changed("somebody reads the files")
+        self._announced = cleaned
         cleaner.rename_to_swap(cleaned)  # here: the directory is still this log's
+
+    def _exchange(self, cleaned: Cleaned) -> list[str]:
+        old = exchange(self.log, cleaned)
+        self._announced = None
+        return old
+
+    def take_back(self) -> None:
+        """If the cleaning ended between the announcement of an exchange and the exchange, and the log goes
+        on, cancel it."""
+        if self._announced is not None and not self.log.closed:
+            try:
+                cleaner.take_back_swap(self._announced)
+            except OSError as e:
+                self.log.refuse(e)
 
     def _note_clean(self, end_offset: int) -> Callable[[], int]:
         self.log.cleaned_below = end_offset

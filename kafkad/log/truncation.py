@@ -146,9 +146,9 @@ def _end_cleaning(log: Truncated) -> None:
     """Cancel an announced exchange, which would bring the removed part back at the next start. The cleaner
     notices."""
     if log.being_cleaned:
-        for name in os.listdir(log.directory):
-            if name.endswith(SWAP):
-                os.unlink(os.path.join(log.directory, name))
+        swaps = [name for name in os.listdir(log.directory) if name.endswith(SWAP)]
+        for name in sorted(swaps, key=lambda name: name.endswith(LOG + SWAP)):  # as `take_back_swap`
+            os.unlink(os.path.join(log.directory, name))
 
 
 def start_at(log: Truncated, offset: int) -> None:

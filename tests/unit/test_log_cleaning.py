@@ -266,6 +266,24 @@ def test_a_broken_disk_takes_its_directory_offline(tmp_path, monkeypatch):
     assert log.closed
 
 
+def test_an_exchange_that_fails_after_its_announcement_is_taken_back(tmp_path, monkeypatch, caplog):
+    """Otherwise a start would do it, however much the log has changed since."""
+    world = compacted(tmp_path)
+    log, failures = world.log, []
+
+    def syncs(directory):
+        failures.append(directory)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(cleaning, "sync_directory", syncs)
+    Cleaners(log).run(lambda: failures and not log.being_cleaned)
+    assert not [name for name in world.names() if name.endswith((CLEANED, SWAP))]
+    before = keys(log)
+    log.truncate_to(25)
+    world.crash(recovery_point=25)
+    assert world.log.end_offset == 25 and keys(world.log) == before[:25]
+
+
 def test_a_stop_ends_a_cleaning_that_waits(tmp_path):
     log = compacted(tmp_path).log
     cleaners = Cleaners(log)

@@ -1,8 +1,8 @@
 """When the checkpoint files of the data directories are written, and what happens if that fails.
 
-`Directory` has the files themselves. They are written in a thread, periodically and when the log cleaner or
-DeleteRecords need it; at a clean stop they are written at once. A directory whose disk fails goes offline;
-after a shortage (a full disk) the next checkpoint tries again."""
+`Directory` has the files themselves. They are written in a thread: periodically, after a truncation, and when
+the log cleaner or DeleteRecords need it; at a clean stop they are written at once. A directory whose disk
+fails goes offline; after a shortage (a full disk) the next checkpoint tries again."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -91,6 +91,7 @@ class Log:
         "leader_epochs",
         "native",
         "next_start",
+        "on_cut",
         "on_log_start",
         "on_offline",
         "on_replica_start",
@@ -171,6 +172,7 @@ class Log:
         self.next_start = -1  # to which retention will move the log start once that is on disk
         self.on_offline: Callable[[Log, OSError], None] | None = None
         self.on_short: Callable[[Log, OSError], None] | None = None  # of on_shortage
+        self.on_cut: Callable[[Log], None] | None = None  # called when it was truncated
         self.closed = False
         self.being_cleaned = self.uncleanable = False
         self.cleaned_below = 0  # the cleaner's checkpoint

@@ -298,6 +298,7 @@ class LogDirs:
         log.on_offline = self._on_offline
         log.on_short = self._on_short
         log.on_log_start = self._log_start_moved
+        log.on_cut = self._was_cut
         log.keep_log_start = self._keep_log_start
         if directory.group_commit is not None:
             log.native.commit_with(directory.group_commit)
@@ -654,6 +655,13 @@ class LogDirs:
         self._follow_failures()
         for directory in self.directories():
             self._checkpoints.write_later(self.scheduler, directory, (HIGH_WATERMARKS,))
+
+    def _was_cut(self, log: Log) -> None:
+        """A recovery point beyond the end would vouch for what is written there next, a log start there would
+        void it, and a cleaner's offset would keep its duplicates."""
+        found = self._logs.get((log.topic, log.partition))
+        if found is not None and found[0] is log:
+            self._checkpoints.write_later(self.scheduler, found[1], CHECKPOINTS)
 
     def checkpoint_work(self, log: Log, name: str) -> Callable[[], int]:
         """Return a function for another thread, which writes one checkpoint of the log's directory with the

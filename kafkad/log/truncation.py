@@ -43,6 +43,7 @@ class Truncated(Owner, Protocol):
     cleaned_below: int
     cuts: int  # how often this was called
     cut_to: int  # the lowest offset to which
+    on_cut: Callable[[Any], None] | None  # the checkpoints may be ahead of the log now
 
     @property
     def flusher(self) -> Flusher: ...
@@ -90,6 +91,8 @@ def _do(log: Truncated, work: Callable[[], None]) -> None:
         raise log.half_done("its truncation", e, again=partial(_do, log, work)) from e
     except ValueError as e:
         raise log.half_done("its truncation", e, CORRUPT_MESSAGE) from e
+    if log.on_cut is not None:
+        log.on_cut(log)
 
 
 def _truncate(log: Truncated, prepared: Prepared) -> None:
@@ -153,6 +156,7 @@ def _end_cleaning(log: Truncated) -> None:
 
 def start_at(log: Truncated, offset: int) -> None:
     """Remove everything; the log continues, empty, at `offset`. Raises KafkaError."""
+    log.cleaned_below = min(log.cleaned_below, offset)
     log.cut_to = 0
     log.cuts += 1
     _do(log, partial(_start_at, log, offset))

@@ -17,6 +17,7 @@ from kafkad.clock import ManualClock
 from kafkad.config.broker import BrokerConfig
 from kafkad.log import directory as directory_module
 from kafkad.log.checkpoints import LOG_START_OFFSETS, read_offsets, uuid_bytes
+from kafkad.log.directory import CHECKPOINTS
 from kafkad.log.log import Log
 from kafkad.log.log_dirs import DirectoryOccupied, DirectoryTrouble, LogDirs
 from kafkad.protocol.errors import KafkaError
@@ -453,6 +454,29 @@ def test_an_older_checkpoint_never_overwrites_a_newer_one(world):
     late[0]()
     path = os.path.join(world.paths[0], "replication-offset-checkpoint")
     assert read_offsets(path) == {("t", 0): again.high_watermark} == {("t", 0): 0}
+
+
+def test_a_truncation_takes_the_checkpoints_with_it(world):
+    """They are of records that are gone, and others get their offsets."""
+    log = world.create("t")
+    for _ in range(10):
+        log.append_client(batch(1), 1_000)
+    log.flush()
+    log.cleaned_below = 8
+    log.delete_records(7)
+    world.dirs.checkpoint()
+    world.scheduler.settle()
+    checkpoints = world.dirs.directories()[0]
+    assert checkpoints.offsets_of(("t", 0)) == dict(zip(CHECKPOINTS, (10, 7, 10, 8), strict=True))
+    log.truncate_to(9)
+    world.scheduler.settle()
+    assert checkpoints.offsets_of(("t", 0)) == dict(zip(CHECKPOINTS, (9, 7, 9, 8), strict=True))
+    log.truncate_fully_and_start_at(3)
+    world.scheduler.settle()
+    assert checkpoints.offsets_of(("t", 0)) == dict.fromkeys(CHECKPOINTS, 3)
+    log.append_client(batch(2), 1_000)
+    log = world.restart(clean=False).get("t", 0)
+    assert (log.log_start_offset, log.end_offset) == (3, 5)
 
 
 @pytest.mark.parametrize("damage", ["missing", "rubbish"])

@@ -366,9 +366,12 @@ class _Cleaning:
         cleaner.rename_to_swap(cleaned)  # here: the directory is still this log's
 
     def _exchange(self, cleaned: Cleaned) -> list[str]:
-        old = exchange(self.log, cleaned)
         self._announced = None
-        return old
+        try:
+            return exchange(self.log, cleaned)
+        except Changed:  # no name has changed; after any other failure the next start completes it
+            self._announced = cleaned
+            raise
 
     def take_back(self) -> None:
         """If the cleaning ended between the announcement of an exchange and the exchange, and the log goes

@@ -174,6 +174,8 @@ class Directory:
         self.in_flight: list[Mapping[Key, object]] = []  # what threads are about to write
         self.writing = False  # a thread is writing checkpoints
         self.owed = False  # all of them are due again after that
+        self.cut_lately = False  # logs were truncated, and the checkpoints written
+        self.cut_again = False  # logs were truncated since
         self.serial = 0  # of the newest checkpoints requested
         self._write_lock = threading.Lock()  # never held across an fsync, except for the last try
         self._turn = threading.Lock()  # of the threads that write a checkpoint; no loop takes it

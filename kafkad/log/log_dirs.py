@@ -76,6 +76,7 @@ from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, KafkaError, Malformed
 logger = logging.getLogger("kafkad.log")
 
 DELETE_AGAIN_MS = 1_000  # after a rename of a directory failed
+CUTS_MS = 1_000  # how often truncations make a directory write its checkpoints
 
 
 class DirectoryOccupied(KafkaError):
@@ -661,7 +662,22 @@ class LogDirs:
         void it, and a cleaner's offset would keep its duplicates."""
         found = self._logs.get((log.topic, log.partition))
         if found is not None and found[0] is log:
-            self._checkpoints.write_later(self.scheduler, found[1], CHECKPOINTS)
+            self._note_cut(found[1])
+
+    def _note_cut(self, directory: Directory) -> None:
+        """Write the checkpoints at once, but once in CUTS_MS: after a failover thousands of logs are truncated,
+        and each time the offsets of all logs are looked at."""
+        if directory.cut_lately:
+            directory.cut_again = True
+            return
+        directory.cut_lately, directory.cut_again = True, False
+        self._checkpoints.write_later(self.scheduler, directory, CHECKPOINTS)
+        self.scheduler.call_later(CUTS_MS, lambda: self._after_cuts(directory))
+
+    def _after_cuts(self, directory: Directory) -> None:
+        directory.cut_lately = False
+        if directory.cut_again:
+            self._note_cut(directory)
 
     def checkpoint_work(self, log: Log, name: str) -> Callable[[], int]:
         """Return a function for another thread, which writes one checkpoint of the log's directory with the

@@ -665,8 +665,8 @@ class LogDirs:
             self._note_cut(found[1])
 
     def _note_cut(self, directory: Directory) -> None:
-        """Write the checkpoints at once, but once in CUTS_MS: after a failover thousands of logs are truncated,
-        and each time the offsets of all logs are looked at."""
+        """Write the checkpoints at once, but once in CUTS_MS: after a failover thousands of logs may be
+        truncated, and each time the offsets of all logs are looked at."""
         if directory.cut_lately:
             directory.cut_again = True
             return

@@ -376,7 +376,7 @@ class _Cleaning:
     def take_back(self) -> None:
         """If the cleaning ended between the announcement of an exchange and the exchange, and the log goes
         on, cancel it."""
-        if self._announced is not None and not self.log.closed:
+        if self._announced is not None and not self.log.ended:
             try:
                 cleaner.take_back_swap(self._announced)
             except OSError as e:

@@ -5,15 +5,17 @@ import errno
 import logging
 import os
 import threading
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 
-from kafkad.log import cleaner, cleaning
+from kafkad.log import cleaner, cleaning, truncation
 from kafkad.log.cleaning import LogCleaner, Throttle
 from kafkad.log.cleaning_choice import choice_of
 from kafkad.log.cleaning_permits import Permits
 from kafkad.log.filenames import CLEANED, SWAP
+from kafkad.protocol.errors import KafkaError
 from kafkad.protocol.records import Record, build_batch, read_batches
 from kafkad.server.scheduler import LoopScheduler
 from tests.unit.log_world import LogWorld, topic_config
@@ -326,6 +328,33 @@ def test_a_cleaning_ends_when_its_log_is_cut_and_nothing_comes_back(tmp_path, mo
     assert not list(world.directory.glob("*.swap"))
     assert log.cleaned_below == 0
     assert world.crash(log_start_offset=log.log_start_offset).end_offset == log.end_offset
+
+
+def test_nothing_comes_back_if_a_shortage_makes_the_truncation_of_a_log_wait_until_its_cleaning_has_ended(
+    tmp_path, monkeypatch
+):
+    world = compacted(tmp_path)
+    log, announced = world.log, cleaner.rename_to_swap
+    base = log.segments[2][0]
+    end_cleaning = truncation._end_cleaning
+
+    def ends(log):
+        if log.being_cleaned:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        end_cleaning(log)
+
+    def cut_after(cleaned):
+        announced(cleaned)
+        with suppress(KafkaError):
+            log.truncate_to(base)
+        assert log.halted
+
+    monkeypatch.setattr(truncation, "_end_cleaning", ends)
+    monkeypatch.setattr(cleaner, "rename_to_swap", cut_after)
+    Cleaners(log, busy=lambda log: log.cuts > 0).run(lambda: log.cuts and not log.halted)
+    assert log.end_offset == base and not log.being_cleaned
+    assert not list(world.directory.glob("*.swap"))
+    assert world.crash().end_offset == base
 
 
 def test_retention_leaves_a_log_alone_while_it_is_cleaned(tmp_path):

@@ -59,13 +59,20 @@ MECHANISM_KEYS: Final = (
 )
 
 
+# A listener's name may have dots, too, although LISTENER_PREFIX ends at the first one, as in Kafka.
+AFTER_DOTS: Final = tuple((key, f".{key}") for key in sorted(PER_LISTENER))
+
+
 def base_key(name: str) -> str:
     """Return the key of `listener.name.<listener>.<key>`. Return any other name unchanged."""
     match = LISTENER_PREFIX.fullmatch(name)
     if not match:
         return name
     base = match.group(1)
-    return next((key for key in MECHANISM_KEYS if base.endswith(key)), base)
+    if base in BROKER_KEYS:
+        return base
+    of_mechanism = next((key for key in MECHANISM_KEYS if base.endswith(key)), base)
+    return next((key for key, ending in AFTER_DOTS if base.endswith(ending)), of_mechanism)
 
 
 class BrokerConfig:

@@ -158,6 +158,16 @@ def test_a_broker_can_be_changed_so(texts: dict[str, str]) -> None:
     validate_broker_configs(STATIC, texts, per_broker=False)
 
 
+@pytest.mark.parametrize("listener", ["a", "a.b"])
+def test_a_value_for_a_listener_is_checked(listener: str) -> None:
+    """One that is not, was read at each later start, which it ended."""
+    texts = {f"listener.name.{listener}.max.connection.creation.rate": "many"}
+    with pytest.raises(KafkaError, match="Not a number of type INT"):
+        validate_broker_configs(STATIC, texts, per_broker=True)
+    config, [complaint] = with_dynamic(STATIC, {}, texts)
+    assert config is STATIC and "Not a number of type INT" in complaint
+
+
 def test_what_stands_in_the_log_is_applied_as_far_as_it_can_be() -> None:
     config, complaints = with_dynamic(
         STATIC,

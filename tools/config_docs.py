@@ -52,7 +52,9 @@ The column *changes* says when a key can change: `read-only` keys at a restart; 
 dynamic value, the dynamic value of all brokers, the file, the default.
 
 Only the properties file sets the security of a listener (`sasl.*` and `ssl.*`), except its stores and their
-passwords: a change while the broker runs is refused, and Kafka accepts it without an effect.
+passwords: a change while the broker runs is refused, and Kafka accepts it without an effect. Only the
+file sets `listeners` and `listener.security.protocol.map`; dynamic values of a JVM broker are ignored with a
+warning.
 """
 
 SECTIONS = (

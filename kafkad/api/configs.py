@@ -34,6 +34,7 @@ from kafkad.config.dynamic import (
     APPEND,
     DELETE,
     DYNAMIC_KEYS,
+    FIXED_HERE,
     SET,
     SUBTRACT,
     Operation,
@@ -516,6 +517,8 @@ def _check_broker(
     if name:
         _check_broker_id(config, name, f"{config.node_id},", "Node id")
     changes = apply_operations(before, resource.operations, BROKER_KEYS)
+    # what a JVM broker has accepted of FIXED_HERE has no effect, and does not forbid other changes
+    before = {key: text for key, text in before.items() if key not in FIXED_HERE}
     validate_broker_configs(config, changed(before, changes), per_broker=bool(name))
     refuse_changes(changes)
     if name and tls is not None:

@@ -14,6 +14,7 @@ from kafkad.config.broker_keys import BROKER_KEYS
 from kafkad.config.definition import PASSWORD
 from kafkad.config.dynamic import Operation
 from kafkad.config.topic import TOPIC_KEYS
+from kafkad.metadata.replay import applied
 from kafkad.protocol import messages
 from kafkad.protocol.errors import (
     INVALID_CONFIG,
@@ -139,6 +140,17 @@ def test_validate_only_changes_nothing(world: World) -> None:
         outcome(world, alter(TOPIC, "a", ("retention.ms", SET, "x"), validate_only=True))[0] == INVALID_CONFIG
     )
     assert written(world) == []
+
+
+def test_listeners_that_a_jvm_broker_has_accepted_do_not_forbid_other_changes(world: World) -> None:
+    record = messages.ConfigRecord(
+        resource_type=BROKER, resource_name="1", name="listeners", value="PLAINTEXT://:9092,SSL://:9093"
+    )
+    world.metadata.image, _ = applied(world.metadata.image, [record])
+    for change in (("log.retention.ms", SET, "5"), ("listeners", DELETE, None)):
+        assert outcome(world, alter(BROKER, "1", change, validate_only=True)) == (0, None)
+    change = ("listeners", SET, "PLAINTEXT://:9999")
+    assert outcome(world, alter(BROKER, "1", change, validate_only=True))[0] == INVALID_REQUEST
 
 
 def test_alter_configs_deletes_what_it_does_not_name(world: World) -> None:

@@ -31,7 +31,6 @@ logger = logging.getLogger("kafkad")
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 NOT_FOR_ONE_LISTENER: Final = "kafkad applies it to all listeners alike"
 OF_FILE: Final = (PER_LISTENER - RELOADED).union(TOKEN_KEYS, ["sasl.mechanism.inter.broker.protocol"])
-DOTTED: Final = tuple(f".{key}" for key in sorted(OF_FILE))
 PREFIXES: Final = {  # prefix of keys that only a plug-in reads -> a key with the same treatment
     "metrics.context.": "metric.reporters",
     "rlmm.config.": "remote.log.metadata.manager.class.name",
@@ -119,10 +118,7 @@ def is_of_file(name: str) -> bool:
     """Return whether a broker's key for listeners, with or without a prefix, counts in the file only. A value
     of the metadata log has no effect, also after the next start, as in Kafka (DynamicListenerConfig: existing
     listeners keep their values). Otherwise it could take away what protects a listener."""
-    if base_key(name) in OF_FILE or name.endswith(OAUTH_HANDLER):
-        return True
-    # a listener's name may have a dot, which `base_key` does not take for a part of it, nor does Kafka
-    return name.startswith("listener.name.") and name.endswith(DOTTED)
+    return base_key(name) in OF_FILE or name.endswith(OAUTH_HANDLER)
 
 
 def unserved_message(name: str, text: str, keys: Mapping[str, Key] | None = None) -> str | None:

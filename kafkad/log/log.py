@@ -766,7 +766,10 @@ class Log:
 
     def remove_expired_producers(self, now_ms: int) -> int:
         self.native.expire_guards(now_ms - self.producer_expiration_ms)
-        return self.native.producers.remove_expired(now_ms, self.producer_expiration_ms)
+        count = self.native.producers.remove_expired(now_ms, self.producer_expiration_ms)
+        if count:
+            self.native.expect_forgotten()
+        return count
 
     # -- closing ---------------------------------------------------------------------------------------------
 

@@ -90,6 +90,7 @@ class Started:
     def fill(self, name: str, partitions: int, rolls: int) -> None:
         for index in range(partitions):
             log = self.worker.partitions.get(name, index)
+            log.native.expect_order()  # its producer is of 1970, and forgotten at each start
             for _ in range(rolls):
                 log.append_client(
                     batch(3, producer_id=9, producer_epoch=0, base_sequence=log.end_offset), 1_000

@@ -18,6 +18,7 @@ from kafkad.protocol.records import build_batch, end_marker
 from tests.unit.log_world import LogWorld, batch, idempotent, topic_config
 
 SEQUENCE_MAX = 2**31 - 1
+DAY_MS = 86_400_000
 OUT_OF_ORDER = 45
 OLD_EPOCH = 47
 
@@ -115,6 +116,17 @@ def test_what_overtook_the_first_batch_of_a_producer_is_to_come_again(world):
     assert refusal(world, 1, producer_id=9) == NOT_LEADER_OR_FOLLOWER
     world.log.native.expect_order()  # as 30 s later
     assert send(world, 1, producer_id=9).base_offset == 4
+
+
+def test_a_producer_that_was_forgotten_for_its_age_goes_on_at_once(world):
+    send(world, 0)
+    world.log.resign()
+    world.log.set_leader_epoch(1)
+    world.epoch = 1
+    assert world.log.remove_expired_producers(world.now_ms) == 0
+    assert refusal(world, 1, producer_id=9) == NOT_LEADER_OR_FOLLOWER
+    assert world.log.remove_expired_producers(world.now_ms + 2 * DAY_MS) == 1
+    assert send(world, 1).base_offset == 1
 
 
 @pytest.mark.parametrize("rolls", [False, True])

@@ -173,6 +173,10 @@ cdef class PartitionAppends(PartitionFlushes):
         self.begun_ms = max(self.begun_ms, kafkad_monotonic_ms() + ms)
         self.opened_ms = max(self.opened_ms, self.begun_ms)
 
+    def expect_forgotten(self) -> None:
+        """Producers were forgotten because of their age: from now on, one that is not known may begin in the middle."""
+        self.begun_ms = INT64_MIN
+
     def expect_order(self) -> None:
         """Answer OUT_OF_ORDER_SEQUENCE_NUMBER to a gap from now on, although this leader is new. For tests."""
         self.opened_ms = INT64_MIN

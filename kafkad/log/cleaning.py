@@ -363,7 +363,11 @@ class _Cleaning:
         if self._owner._busy(self.log):
             raise Changed("somebody reads the files")
         self._announced = cleaned
-        cleaner.rename_to_swap(cleaned)  # here: the directory is still this log's
+        try:
+            cleaner.rename_to_swap(cleaned)  # here: the directory is still this log's
+        except OSError:
+            self.take_back()  # while its .cleaned files say that it is not complete
+            raise
 
     def _exchange(self, cleaned: Cleaned) -> list[str]:
         self._announced = None

@@ -286,6 +286,30 @@ def test_an_exchange_that_fails_after_its_announcement_is_taken_back(tmp_path, m
     assert world.log.end_offset == 25 and keys(world.log) == before[:25]
 
 
+def test_an_announcement_that_fails_half_way_is_taken_back_while_it_is_known_to_be_incomplete(
+    tmp_path, monkeypatch
+):
+    """A kill later would leave .swap files without .cleaned ones: the next start would put them in place."""
+    world = compacted(tmp_path)
+    log, seen = world.log, []
+    replace, discard = os.replace, cleaner._discard
+
+    def replaces(source, to):
+        if str(to).endswith(".log" + SWAP):  # the last one
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        replace(source, to)
+
+    def discards(directory, base):
+        seen.append([name for name in world.names() if name.endswith(SWAP)])
+        discard(directory, base)
+
+    monkeypatch.setattr(os, "replace", replaces)
+    monkeypatch.setattr(cleaner, "_discard", discards)
+    Cleaners(log).run(lambda: seen and not log.being_cleaned)
+    assert seen[0] == []
+    assert not [name for name in world.names() if name.endswith((CLEANED, SWAP))]
+
+
 def test_a_stop_ends_a_cleaning_that_waits(tmp_path):
     log = compacted(tmp_path).log
     cleaners = Cleaners(log)

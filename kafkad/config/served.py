@@ -118,7 +118,8 @@ def is_of_file(name: str) -> bool:
     """Return whether a broker's key for listeners, with or without a prefix, counts in the file only. A value
     of the metadata log has no effect, also after the next start, as in Kafka (DynamicListenerConfig: existing
     listeners keep their values). Otherwise it could take away what protects a listener."""
-    return base_key(name) in OF_FILE or name.endswith(OAUTH_HANDLER)
+    base = base_key(name)
+    return base in OF_FILE or base.startswith("sasl.oauthbearer.assertion.") or name.endswith(OAUTH_HANDLER)
 
 
 def unserved_message(name: str, text: str, keys: Mapping[str, Key] | None = None) -> str | None:

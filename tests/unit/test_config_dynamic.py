@@ -200,6 +200,7 @@ def test_what_stands_in_the_log_is_applied_as_far_as_it_can_be() -> None:
         "listener.name.a.b.ssl.client.auth",
         "listener.name.a.b.sasl.enabled.mechanisms",
         "listener.name.sasl_ssl.plain.sasl.jaas.config",
+        "listener.name.sasl_ssl.sasl.oauthbearer.assertion.file",
         "listener.name.sasl_ssl.oauthbearer.sasl.server.callback.handler.class",
     ],
 )

@@ -110,7 +110,7 @@ def test_transactions_go_on_while_their_connection_moves(broker, wires, unique, 
             client.add(index)
         assert client.code(index, version=12 if version >= 5 else 9) == 0
         client.end(version=version)
-    wait_until(lambda: worker_of(broker, wire) == there != here)
+    assert worker_of(broker, wire) == there != here
     with Wire(broker.bootstrap) as other:
         reader = Client.__new__(Client)
         reader.wire, reader.topic = other, client.topic

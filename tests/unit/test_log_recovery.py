@@ -1,5 +1,6 @@
 """Unclean starts: what was whole stays, what was not goes, and nothing else."""
 
+import itertools
 import os
 import random
 import shutil
@@ -215,6 +216,21 @@ def kill_after(left, patch):
         patch.setattr(os, call, guarded(getattr(os, call)))
 
 
+def killed_starts(directory, monkeypatch, prepare):
+    """Prepare the files, and kill a start after 0, 1, 2 ... changes of names, until one comes to its end.
+    Yield the number after each kill."""
+    for changes in itertools.count():
+        prepare()
+        with monkeypatch.context() as patch:
+            kill_after(changes, patch)
+            try:
+                recovery.list_files(str(directory))
+                return
+            except Killed:
+                pass
+        yield changes
+
+
 def test_a_swap_is_finished_however_often_the_start_is_killed(tmp_path, monkeypatch):
     """One cleaned segment replaces three: none of those may come back beside it."""
     world = LogWorld(tmp_path, topic_config(segment_bytes=400))
@@ -228,23 +244,17 @@ def test_a_swap_is_finished_however_often_the_start_is_killed(tmp_path, monkeypa
     Path(f"{world.path(bases[1], '.log')}.swap").write_bytes(merged)
     original = {path.name: path.read_bytes() for path in world.directory.iterdir()}
 
-    kills = 0
-    while True:
+    def prepare():
         for path in world.directory.iterdir():
             path.unlink()
         for name, data in original.items():
             (world.directory / name).write_bytes(data)
-        with monkeypatch.context() as patch:
-            kill_after(kills, patch)
-            try:
-                recovery.list_files(str(world.directory))
-                break
-            except Killed:
-                kills += 1
+
+    for changes in killed_starts(world.directory, monkeypatch, prepare):
         sizes = recovery.list_files(str(world.directory)).sizes
-        assert sorted(sizes) == [bases[0], bases[1], *bases[4:]], f"killed after {kills - 1} changes"
+        assert sorted(sizes) == [bases[0], bases[1], *bases[4:]], f"killed after {changes} changes"
         assert b"".join(world.path(base, ".log").read_bytes() for base in sorted(sizes)) == whole
-    assert kills > 5
+    assert changes >= 5
 
 
 def test_a_swap_that_is_not_complete_is_dropped_however_often_the_start_is_killed(tmp_path, monkeypatch):
@@ -255,21 +265,16 @@ def test_a_swap_that_is_not_complete_is_dropped_however_often_the_start_is_kille
     world.log.close()
     world.path(0, ".txnindex").write_bytes(b"of the log")
     before = {path.name: path.read_bytes() for path in world.directory.iterdir()}
-    kills = 0
-    while True:
+
+    def prepare():
         for suffix in (".log.cleaned", ".index.swap", ".timeindex.swap", ".txnindex.swap"):
             world.path(0, suffix).write_bytes(b"of the cleaner")
-        with monkeypatch.context() as patch:
-            kill_after(kills, patch)
-            try:
-                recovery.list_files(str(world.directory))
-                break
-            except Killed:
-                kills += 1
+
+    for changes in killed_starts(world.directory, monkeypatch, prepare):
         recovery.list_files(str(world.directory))
         after = {path.name: path.read_bytes() for path in world.directory.iterdir()}
-        assert after == before, f"killed after {kills - 1} changes"
-    assert kills == 4
+        assert after == before, f"killed after {changes} changes"
+    assert changes == 3
 
 
 def test_a_swap_beside_its_cleaned_files_is_dropped(tmp_path):

@@ -407,7 +407,7 @@ cdef bint serve_frame(ConnectionTurns turns, Conn* conn, uint8_t* frame, size_t 
                 neutral = core.stats.hops + core.stats.transactional
                 trouble = produce_frame(turns.producing, conn, version, correlation_id, client, client_size, &header)
                 if core.stats.hops + core.stats.transactional == neutral or size >= BULK:
-                    conn_answered(conn)
+                    conn_answered(conn)                 # a small one for another worker, or in a transaction, counts for none
                 if core.stats.python_appends != slow:   # a roll creates files
                     calls[0] -= 1
                     if clock_us() - core.awake_us > CALLS_US_MAX:

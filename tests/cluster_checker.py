@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
 import random
 import signal
@@ -24,6 +25,7 @@ import struct
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -225,6 +227,20 @@ def tracebacks_in(logs: Mapping[int, str]) -> list[str]:
 # -- the clients -------------------------------------------------------------------------------------------
 
 
+class LastLines(logging.Handler):
+    """Keeps what librdkafka logged last, until `ends_at`: of a client that waits for ever, how it came to
+    that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=600)
+        self.ends_at = float("inf")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if time.monotonic() < self.ends_at:
+            self.lines.append(f"{time.strftime('%H:%M:%S')} {record.getMessage()}")
+
+
 class Writer(threading.Thread):
     """An idempotent producer. Its records are `writer:number:filling`, numbered by partition.
 
@@ -257,13 +273,17 @@ class Writer(threading.Thread):
                 "linger.ms": self.random.choice((0, 2, 10)), "retry.backoff.ms": 20,
                 "compression.type": self.random.choice(("none", "lz4", "zstd")),
                 "message.timeout.ms": 240_000, "request.timeout.ms": 5000, "error_cb": self._trouble,
-                "topic.metadata.refresh.interval.ms": 1000, "socket.timeout.ms": 6000, **config,
+                "topic.metadata.refresh.interval.ms": 1000, "socket.timeout.ms": 6000,
+                "debug": "topic,eos,broker", "log_level": 7, **config,
             }
         )  # fmt: skip
+        self._last_lines = LastLines()
         self._begin()
 
     def _begin(self) -> None:
-        self.producer, self.gives_up = Producer(self.config), False
+        logger = logging.Logger(f"writer {self.number}")
+        logger.addHandler(self._last_lines)
+        self.producer, self.gives_up = Producer(self.config, logger=logger), False
 
     def _trouble(self, error) -> None:
         if error.fatal() and error.code() == KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER:
@@ -323,11 +343,13 @@ class Writer(threading.Thread):
     def end(self) -> None:
         self.ended.set()
         self.join(30)
+        self._last_lines.ends_at = time.monotonic() + 5
         left = 0
         with contextlib.suppress(KafkaException):  # a fatal error
             left = self.producer.flush(WAIT_S)
         if left and not self.gives_up:
-            self.failures.append(f"writer {self.number}: {left} records are never answered")
+            lines = "\n".join(self._last_lines.lines)
+            self.failures.append(f"writer {self.number}: {left} records are never answered:\n{lines}")
 
 
 class Reader(threading.Thread):

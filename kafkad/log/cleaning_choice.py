@@ -74,14 +74,9 @@ def _cleanable_count(log: "Log", rows: list[tuple[int, int, int]], dirty: int, n
     if lag_ms > 0:
         for at in range(count):
             behind = rows[at + 1][0]
-            if behind > dirty and _largest_timestamp(log, rows, at) > now_ms - lag_ms:
+            if behind > dirty and log.newest_ms(at, rows[at][0]) > now_ms - lag_ms:
                 return at
     return count
-
-
-def _largest_timestamp(log: "Log", rows: list[tuple[int, int, int]], at: int) -> int:
-    largest = log.largest_timestamp(at)
-    return largest if largest >= 0 else rows[at][2]
 
 
 def _is_overdue(log: "Log", rows: list[tuple[int, int, int]], first: int, now_ms: int) -> bool:

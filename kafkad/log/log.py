@@ -654,10 +654,14 @@ class Log:
     def forget_epochs_below(self, offset: int) -> None:
         self._change_epochs(lambda: self.leader_epochs.truncate_from_start(offset))
 
-    def largest_timestamp(self, at: int) -> int:
-        """The largest record timestamp of a segment; -1 if it has none. Raises KafkaError."""
+    def newest_ms(self, at: int, base: int) -> int:
+        """The largest record timestamp of segment `at`, which begins at `base`; of records without timestamps
+        the time of the last write. Raises KafkaError."""
         largest: int = self.io(self.native.segment_max_timestamp, at)[0]
-        return largest
+        if largest >= 0:
+            return largest
+        written: int = self.io(os.stat, segment_file(self.directory, base, LOG)).st_mtime_ns // 1_000_000
+        return written
 
     def sync_later(self, directory: str) -> None:
         """The next flush syncs the names in a directory."""

@@ -24,7 +24,7 @@ from kafkad.protocol.errors import KafkaError
 
 logger = logging.getLogger("kafkad.log")
 
-Row = tuple[int, int, int]  # of Partition.segment_rows: base offset, size, modification time
+Row = tuple[int, int, int]  # of Partition.segment_rows: base offset, size, creation time
 Kept = Callable[[OSError | None], None]
 Steps = Generator[None, None, int]
 
@@ -97,15 +97,15 @@ def _due(log: Owner, rows: list[Row], now_ms: int) -> Iterator[int]:
 
     def facts() -> Iterator[SegmentFacts]:
         # Lazy: reading a timestamp may open a file, and the first segment that stays ends the search.
-        for at, (base, size, created_ms) in enumerate(rows):
+        for at, (base, size, _) in enumerate(rows):
             if at + 1 < len(rows):
                 next_base = rows[at + 1][0]
             elif log.native.count > len(rows):
                 return  # rolled meanwhile: the next retention decides
             else:
                 next_base, size = log.end_offset, log.native.active_size
-            largest = log.largest_timestamp(at) if retention_ms >= 0 else 0
-            yield SegmentFacts(base, next_base, size, largest if largest >= 0 else created_ms)
+            newest = log.newest_ms(at, base) if retention_ms >= 0 else 0
+            yield SegmentFacts(base, next_base, size, newest)
 
     return deletable_counts(
         facts(),

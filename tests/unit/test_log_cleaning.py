@@ -80,6 +80,17 @@ def test_young_records_wait_for_the_lag(tmp_path):
     assert choice_of(log, NOW) is None
 
 
+def test_records_without_timestamps_wait_for_the_lag_since_the_last_write(tmp_path):
+    world = LogWorld(tmp_path, topic_config(cleanup_policy=("compact",), min_compaction_lag_ms=HOUR))
+    for _ in range(2):
+        world.append(build_batch([Record(b"k", b"v", timestamp=-1)]))
+        world.log.roll(world.now_ms)
+    world.scheduler.settle()
+    written = [world.path(base, ".log").stat().st_mtime_ns // 1_000_000 for base in (0, 1)]
+    assert choice_of(world.log, min(written) + HOUR - 1) is None
+    assert choice_of(world.log, max(written) + HOUR).first_uncleanable == 2
+
+
 def test_old_records_are_cleaned_whatever_the_ratio_says(tmp_path):
     log = compacted(tmp_path, max_compaction_lag_ms=10 * HOUR).log
     log.cleaned_below = 40

@@ -39,6 +39,19 @@ def test_segments_older_than_retention_go_by_their_largest_timestamp(tmp_path):
     assert world.log.log_start_offset == 2
 
 
+@pytest.mark.parametrize("segments", [1, 2])
+def test_segments_without_timestamps_go_by_their_last_write(tmp_path, segments):
+    """Messages of format 0 have no timestamps. A segment that has just been written is not old, however long
+    ago it was created."""
+    world = world_of(tmp_path, [-1] * segments, retention_ms=1_000)
+    written = world.path(segments - 1, ".log").stat().st_mtime_ns // 1_000_000
+    assert world.log.native.segment_rows()[-1][2] == world.now_ms  # long before
+    for base in range(segments):
+        os.utime(world.path(base, ".log"), ns=(1, written * 1_000_000))
+    assert world.log.apply_retention(written + 1_000) == 0
+    assert world.log.apply_retention(written + 1_001) == segments
+
+
 def test_a_young_record_keeps_its_segment_and_those_behind(tmp_path):
     world = world_of(tmp_path, [100, 9_000, 100, 100], retention_ms=150)
     assert world.log.apply_retention(1_000) == 1

@@ -198,6 +198,17 @@ def test_log_append_time_is_reported(tmp_path):
     assert world.log.offset_for_timestamp(77_000).offset == 0
 
 
+@pytest.mark.parametrize("compression", [0, 1])
+def test_log_append_time_survives_rolls(tmp_path, compression):
+    """The append that asks for a roll has marked the batch already: it must not be refused for the mark when
+    it comes again."""
+    config = topic_config(segment_bytes=150, message_timestamp_type="LogAppendTime")
+    world = LogWorld(tmp_path, config)
+    for number in range(4):
+        assert world.append(batch(timestamp=5, size=50, compression=compression)) == number
+    assert len(world.log.segments) == 4
+
+
 def test_compressed_batches_take_the_slow_path_and_arrive(tmp_path):
     world = LogWorld(tmp_path, topic_config(segment_bytes=700))
     for codec in range(5):

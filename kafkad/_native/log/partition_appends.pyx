@@ -9,6 +9,7 @@ import os
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.errno cimport EFBIG, EIO, EMFILE, ENFILE, ENOMEM, ENOSPC, EROFS
 from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t
+from libc.string cimport memcpy
 
 from kafkad._native.log.aborted cimport aborted_append, aborted_undo
 from kafkad._native.wire.batch cimport (
@@ -208,6 +209,7 @@ cdef class PartitionAppends(PartitionFlushes):
 
     cdef int append(self, uint8_t* records, size_t size, int64_t now_ms, AppendInfo* info) noexcept nogil:
         cdef BatchInfo batch
+        cdef uint8_t head[HEADER_SIZE]
         cdef int code
         info.base_offset = -1
         info.end_offset = -1
@@ -224,6 +226,8 @@ cdef class PartitionAppends(PartitionFlushes):
                 return code
         batch.bad_record = -1
         batch.message = NULL
+        if size >= HEADER_SIZE:
+            memcpy(head, records, HEADER_SIZE)
         if size <= LARGE_BATCH:
             code = validate(records, size, &self.rules, now_ms, &batch)
         else:
@@ -235,7 +239,12 @@ cdef class PartitionAppends(PartitionFlushes):
             info.bad_record = batch.bad_record
             info.message = batch.message
             return code
-        return self.append_checked(records, size, CLIENT, self.row.leader_epoch, now_ms, info)
+        code = self.append_checked(records, size, CLIENT, self.row.leader_epoch, now_ms, info)
+        if code != 0:
+            # After a roll the bytes come again. They must be as the client sent them: one that has set the mark of
+            # LogAppendTime is refused.
+            memcpy(records, head, HEADER_SIZE)
+        return code
 
     cdef int append_made(self, uint8_t* batch, size_t size, int64_t now_ms, AppendInfo* info) noexcept nogil:
         return self.append_checked(batch, size, CLIENT, self.row.leader_epoch, now_ms, info)

@@ -253,7 +253,12 @@ class Writer(threading.Thread):
 
     `alone`: the first record for each partition is sent alone. A JVM leader accepts the second batch of a
     producer although it has just refused the first one, because it had not begun to lead or its ISR was too
-    small. Then the first one is out of order for ever, and librdkafka says that it was written."""
+    small. Then the first one is out of order for ever, and librdkafka says that it was written.
+
+    If a leader changes and changes back before librdkafka's threads get to run, librdkafka (2.16) may send
+    the partition's records to the leader between for ever. It gets NOT_LEADER_OR_FOLLOWER and the right
+    metadata from it, and takes that for a "preferred replica", which a producer does not have. Records that
+    are not answered because of that (`is_stuck`) may be in the log or not."""
 
     def __init__(
         self, bootstrap: str, topic: str, number: int, seed: int, alone: bool = False, **config: object
@@ -264,6 +269,7 @@ class Writer(threading.Thread):
         self.acked: dict[tuple[int, int], bytes] = {}  # by partition and offset
         # By partition: acknowledged without an offset, because a later answer implies it (librdkafka).
         self.unplaced: list[set[bytes]] = [set() for _ in range(PARTITIONS)]
+        self.unanswered = [0] * PARTITIONS
         self.failures: list[str] = []
         self.ended = threading.Event()
         self.lives = 1
@@ -281,6 +287,7 @@ class Writer(threading.Thread):
         self._begin()
 
     def _begin(self) -> None:
+        self.unanswered = [0] * PARTITIONS
         logger = logging.Logger(f"writer {self.number}")
         logger.addHandler(self._last_lines)
         self.producer, self.gives_up = Producer(self.config, logger=logger), False
@@ -292,6 +299,7 @@ class Writer(threading.Thread):
             self.failures.append(f"writer {self.number}: {error}")
 
     def _told(self, error, message) -> None:
+        self.unanswered[message.partition()] -= 1
         if error is not None and self.gives_up:
             return
         if error is not None:
@@ -335,6 +343,7 @@ class Writer(threading.Thread):
                     self.producer.poll(0.1)
                     break
                 counts[partition] += 1
+                self.unanswered[partition] += 1
             if first:
                 self.producer.flush(WAIT_S)
             self.producer.poll(0)
@@ -347,9 +356,23 @@ class Writer(threading.Thread):
         left = 0
         with contextlib.suppress(KafkaException):  # a fatal error
             left = self.producer.flush(WAIT_S)
-        if left and not self.gives_up:
-            lines = "\n".join(self._last_lines.lines)
+        lines = "\n".join(self._last_lines.lines)
+        if left and not self.gives_up and not self.is_stuck():
             self.failures.append(f"writer {self.number}: {left} records are never answered:\n{lines}")
+
+    def is_stuck(self) -> bool:
+        """Return whether librdkafka sends all records that are left to brokers that it knows not to lead. It
+        logs that with all metadata, and they come each second."""
+        self._last_lines.lines.clear()
+        self._last_lines.ends_at = float("inf")
+        self.producer.flush(5)
+        wrong = [
+            line for line in self._last_lines.lines if "not migrating away from preferred replica" in line
+        ]
+        waiting = [index for index, count in enumerate(self.unanswered) if count]
+        return bool(waiting) and all(
+            sum(f" {self.topic} [{index}]: leader " in line for line in wrong) >= 3 for index in waiting
+        )
 
 
 class Reader(threading.Thread):

@@ -190,6 +190,25 @@ def test_idle_files_are_closed_and_opened_again(tmp_path):
     assert world.log.read(0, 1 << 20) == expected
 
 
+@pytest.mark.parametrize("what", ["offset", "time"])
+def test_an_index_that_the_disk_cannot_read_ends_no_process(tmp_path, what):
+    """A mapped page that cannot be read is a SIGBUS, as one beyond the end of the file."""
+    world = LogWorld(tmp_path, topic_config(segment_bytes=20_000, index_interval_bytes=0))
+    for number in range(300):
+        world.append(batch(timestamp=1_000 + number, size=20))
+    world.scheduler.settle()
+    world.restart()
+    log = world.log
+    assert len(log.segments) > 1
+    assert log.offset_for_timestamp(1_005).offset == 5  # both indexes are mapped
+    for suffix in (".index", ".timeindex"):
+        os.truncate(world.path(0, suffix), 0)
+    if what == "offset":
+        assert len(log.read(100, 1)) == len(batch(size=20))
+    else:
+        assert log.offset_for_timestamp(1_100).offset == 100
+
+
 def test_log_append_time_is_reported(tmp_path):
     world = LogWorld(tmp_path, topic_config(message_timestamp_type="LogAppendTime"))
     world.now_ms = 77_000

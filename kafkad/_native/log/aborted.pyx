@@ -272,7 +272,7 @@ cdef int64_t offset_behind(const char* directory, const Segment* segment, int64_
     # An index entry says where the batch begins that ends with its offset.
     cdef const uint8_t* entry
     cdef int32_t low = 0, high = segment.offsets.entries, middle
-    if segment.offsets.map == NULL:             # a reader's, or not looked at yet
+    if segment.offsets.map == NULL or segment.index_ignored:    # a reader's, not looked at yet, or perhaps not readable
         return offset_behind_in_file(directory, segment.base_offset, position, unknown)
     while low < high:
         middle = low + (high - low) // 2

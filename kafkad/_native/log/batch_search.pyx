@@ -15,7 +15,8 @@ from kafkad._native.log.index cimport (
     OFFSET_ENTRY_SIZE, offset_entry_offset, offset_entry_position, offset_index_floor)
 from kafkad._native.log.read_positions cimport PLACE_HEADER, BatchAt, Places, batch_at, place_note, place_of
 from kafkad._native.log.segments cimport (
-    PATH_SIZE, Segment, log_file_hot, log_file_new, log_file_retain, segment_open_offsets, segment_path, segment_walk)
+    PATH_SIZE, Segment, log_file_hot, log_file_new, log_file_retain, segment_can_use_offsets,
+    segment_open_offsets, segment_path, segment_walk)
 
 cdef extern from "<fcntl.h>" nogil:
     enum: O_RDONLY, O_CLOEXEC
@@ -25,12 +26,17 @@ cdef int lookup_search(Lookup* self, Segment* segment, const char* directory, in
                        int64_t* position, int64_t* batch_size) noexcept nogil:
     cdef int64_t at = 0, indexed = -1, following, gap
     cdef int32_t slot
+    cdef bint usable
     cdef int found = lookup_place(self, segment, target, limit, position, batch_size)
     if found != 0:
         return found
-    if not segment.index_ignored and segment_open_offsets(segment, directory) == 0 and segment.offsets.entries:
-        if self.cold != NULL and find_missing_index(self, segment, directory) != 0:
+    if self.cold == NULL:
+        usable = segment_can_use_offsets(segment, directory)
+    else:
+        usable = not segment.index_ignored and segment_open_offsets(segment, directory) == 0 and segment.offsets.entries > 0
+        if usable and find_missing_index(self, segment, directory) != 0:
             return COLD
+    if usable:
         slot = offset_index_floor(&segment.offsets, target - segment.base_offset)
         if slot + 1 < segment.offsets.entries:
             # Batches above index.interval.bytes are all indexed: the next entry's batch is it, if it begins early

@@ -22,6 +22,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "mapped_pages.h"
+
 #ifndef RWF_NOWAIT
 #define RWF_NOWAIT 0x00000008
 #endif
@@ -56,22 +58,6 @@ static int kafkad_resident(int fd, int64_t at, int64_t size)
         if (!kafkad_arrived(fd, at + n))
             return 0;
     return kafkad_arrived(fd, at + size - 1);
-}
-
-/* The same for a mapping, by its pages. */
-static int kafkad_mapped_resident(void *map, int64_t size)
-{
-    unsigned char present[512];
-    int64_t page = sysconf(_SC_PAGESIZE), step = page * (int64_t)sizeof present;
-    for (int64_t at = 0; at < size; at += step) {
-        int64_t part = size - at < step ? size - at : step;
-        if (mincore((char *)map + at, part, present))
-            return 1;
-        for (int64_t i = 0; i < (part + page - 1) / page; i++)
-            if (!(present[i] & 1))
-                return 0;
-    }
-    return 1;
 }
 
 typedef struct kafkad_job {

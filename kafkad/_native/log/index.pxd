@@ -64,6 +64,9 @@ cdef int index_open(Index* index, const char* path, int32_t entry_size, int64_t 
 
 cdef int index_map(Index* index, int fd, int32_t entry_size, int64_t size_max, bint writable) noexcept nogil
 
+# Whether the entries can be read: otherwise touching them may end the process. Waits for the disk.
+cdef bint index_is_readable(const Index* index, const char* path) noexcept nogil
+
 # Allocates disk blocks for the first `size` bytes. 0, or -errno.
 cdef int index_allocate(Index* index, int fd, int64_t size) noexcept nogil
 

@@ -4,13 +4,15 @@ An entry of `.index` has 8 bytes, of `.timeindex` 12: big-endian, sorted, with o
 The active segment's files are stretched to segment.index.bytes (a hole on disk) and cut to their entries when the
 segment is rolled or closed, as Kafka does. A file that was not closed ends in zeros, and recovery rebuilds it.
 
-Beware: writing to a hole of a mapped file on a full disk is a SIGBUS. `index_reserve` allocates the blocks first.
+Beware: writing to a hole of a mapped file on a full disk is a SIGBUS. `index_reserve` allocates the blocks first. So is
+a page that the disk cannot read: `index_is_readable` reads an index that is not in memory as a file first.
 """
 
-from libc.errno cimport EINTR, EOPNOTSUPP, ENOSYS, errno
+from libc.errno cimport EINTR, EIO, EOPNOTSUPP, ENOSYS, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memset
 
+from kafkad._native.log.fileio cimport read_at
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK, put_i32, put_i64
 
 cdef extern from "<fcntl.h>" nogil:
@@ -33,7 +35,11 @@ cdef extern from "<sys/mman.h>" nogil:
     void* MAP_FAILED
     enum: PROT_READ, PROT_WRITE, MAP_SHARED, MADV_RANDOM
 
+cdef extern from "mapped_pages.h" nogil:
+    bint kafkad_mapped_resident(void* map, int64_t size)
+
 cdef enum:
+    READ_SIZE = 16 * 1024       # of one read by `index_is_readable`
     BLOCK = 4096                # blocks are allocated by the page
 
 
@@ -77,7 +83,8 @@ cdef int index_open(Index* index, const char* path, int32_t entry_size, int64_t 
 
 
 cdef int index_map(Index* index, int fd, int32_t entry_size, int64_t size_max, bint writable) noexcept nogil:
-    cdef int64_t size, stretched
+    cdef uint8_t block[BLOCK]
+    cdef int64_t size, stretched, tail
     cdef void* map
     cdef int failure
     memset(index, 0, sizeof(Index))
@@ -87,6 +94,9 @@ cdef int index_map(Index* index, int fd, int32_t entry_size, int64_t size_max, b
     index.entries = <int32_t>(size // entry_size)
     stretched = size
     if writable:
+        tail = (size - 1) % BLOCK + 1 if size else 0
+        if read_at(fd, block, tail, size - tail) != tail:   # the next entry goes there
+            return -EIO
         stretched = size_max - size_max % entry_size
         if stretched < size:
             stretched = size
@@ -111,6 +121,27 @@ cdef int index_map(Index* index, int fd, int32_t entry_size, int64_t size_max, b
     index.writable = writable
     index.allocated = size - size % BLOCK   # the page of the last entry is allocated again: it may be new
     return 0
+
+
+cdef bint index_is_readable(const Index* index, const char* path) noexcept nogil:
+    cdef uint8_t scratch[READ_SIZE]
+    cdef int64_t size = <int64_t>index.entries * index.entry_size
+    cdef int64_t at = 0, wanted
+    cdef int fd
+    if size == 0 or kafkad_mapped_resident(index.map, size):
+        return True
+    fd = c_open(path, O_RDONLY | O_CLOEXEC)
+    if fd < 0:
+        return True                         # not because of the disk's bytes
+    while at < size:
+        wanted = size - at
+        if wanted > READ_SIZE:
+            wanted = READ_SIZE
+        if read_at(fd, scratch, wanted, at) != wanted:
+            break
+        at += wanted
+    c_close(fd)
+    return at == size
 
 
 cdef int index_reserve(Index* index, const char* path) noexcept nogil:

@@ -14,8 +14,8 @@ from kafkad._native.log.fileio cimport Window, read_at, window_at, window_init
 from kafkad._native.log.index cimport time_entry_offset, time_index_floor
 from kafkad._native.log.batch_search cimport COLD, RecentBatch, lookup_goes_alone, lookup_recent, lookup_search
 from kafkad._native.log.segments cimport (
-    Segment, log_file_release, log_file_retain, segment_floor, segment_load_max_timestamp, segment_open,
-    segment_open_times)
+    Segment, log_file_release, log_file_retain, segment_can_use_times, segment_floor, segment_load_max_timestamp,
+    segment_open)
 from kafkad._native.shared.watermarks cimport Row
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK, get_i32, get_i64
 from kafkad._native.wire.errors cimport (
@@ -191,7 +191,7 @@ cdef class PartitionReads(PartitionState):
             raise IndexError(at)
         segment = &self.segments[at]
         target = from_offset
-        if after < 0 and segment_open_times(segment, self.directory) == 0 and segment.times.entries:
+        if after < 0 and segment_can_use_times(segment, self.directory):
             slot = time_index_floor(&segment.times, timestamp)
             if slot >= 0:
                 last = segment.base_offset + time_entry_offset(&segment.times, slot)

@@ -83,6 +83,10 @@ cdef int segment_floor(const Segment* segments, int count, int64_t offset) noexc
 
 cdef void segment_path(const char* directory, int64_t base_offset, const char* suffix, char* out) noexcept nogil
 
+# Whether the index has entries that can be read. These wait for the disk.
+cdef bint segment_can_use_offsets(Segment* segment, const char* directory) noexcept nogil
+cdef bint segment_can_use_times(Segment* segment, const char* directory) noexcept nogil
+
 # All of these return 0, or -errno.
 cdef int segment_open_file(Segment* segment, const char* directory, bint writable) noexcept nogil
 cdef int segment_open_for_append(Segment* segment, const char* directory, int64_t index_size_max) noexcept nogil

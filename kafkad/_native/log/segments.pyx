@@ -4,7 +4,7 @@ Functions of a segment and its directory. The active segment's indexes are mappe
 when the segment is closed; those of older segments are mapped for reading. A batch is found by the last index entry
 before it and a walk over headers. The walk notices a wrong index, and the index is ignored from then on."""
 
-from libc.errno cimport EACCES, ENOMEM, EROFS
+from libc.errno cimport EACCES, EIO, ENOMEM, EROFS
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc
@@ -12,8 +12,8 @@ from libc.stdlib cimport free, malloc
 from kafkad._native.wire.batch cimport HEADER_SIZE, LENGTH_OVERHEAD
 from kafkad._native.log.fileio cimport Window, close_fd, open_path, read_at, window_at, window_init
 from kafkad._native.log.index cimport (
-    OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, index_close, index_drop, index_open, index_reserve, offset_entry_position, time_entry_offset,
-    time_entry_timestamp, time_index_append)
+    OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, index_close, index_drop, index_is_readable, index_open, index_reserve,
+    offset_entry_position, time_entry_offset, time_entry_timestamp, time_index_append)
 from kafkad._native.wire.primitives cimport get_i32, get_i64
 from kafkad._native.wire.batch_layout cimport LAST_OFFSET_DELTA_AT, LENGTH_AT, MAGIC_AT, MAX_TIMESTAMP_AT
 
@@ -134,6 +134,25 @@ cdef int segment_open_offsets(Segment* segment, const char* directory) noexcept 
     return index_open(&segment.offsets, path, OFFSET_ENTRY_SIZE, 0, False)
 
 
+cdef bint segment_can_use_offsets(Segment* segment, const char* directory) noexcept nogil:
+    cdef char path[PATH_SIZE]
+    if segment.index_ignored or segment_open_offsets(segment, directory) != 0 or segment.offsets.entries == 0:
+        return False
+    segment_path(directory, segment.base_offset, b"index", path)
+    if not index_is_readable(&segment.offsets, path):
+        segment.index_ignored = True
+        return False
+    return True
+
+
+cdef bint segment_can_use_times(Segment* segment, const char* directory) noexcept nogil:
+    cdef char path[PATH_SIZE]
+    if segment_open_times(segment, directory) != 0 or segment.times.entries == 0:
+        return False
+    segment_path(directory, segment.base_offset, b"timeindex", path)
+    return index_is_readable(&segment.times, path)
+
+
 cdef int segment_open_times(Segment* segment, const char* directory) noexcept nogil:
     cdef char path[PATH_SIZE]
     segment.touched = True
@@ -141,6 +160,23 @@ cdef int segment_open_times(Segment* segment, const char* directory) noexcept no
         return 0
     segment_path(directory, segment.base_offset, b"timeindex", path)
     return index_open(&segment.times, path, TIME_ENTRY_SIZE, 0, False)
+
+
+cdef bint last_time_is_readable(Segment* segment, const char* directory) noexcept nogil:
+    # As index_is_readable, for the last entry only.
+    cdef uint8_t entry[TIME_ENTRY_SIZE]
+    cdef char path[PATH_SIZE]
+    cdef bint readable
+    cdef int fd
+    if segment.times.writable:
+        return True
+    segment_path(directory, segment.base_offset, b"timeindex", path)
+    fd = open_path(path, O_RDONLY | O_CLOEXEC)
+    if fd < 0:
+        return True
+    readable = read_at(fd, entry, TIME_ENTRY_SIZE, <int64_t>(segment.times.entries - 1) * TIME_ENTRY_SIZE) == TIME_ENTRY_SIZE
+    close_fd(fd)
+    return readable
 
 
 cdef int segment_load_max_timestamp(Segment* segment, const char* directory) noexcept nogil:
@@ -151,14 +187,16 @@ cdef int segment_load_max_timestamp(Segment* segment, const char* directory) noe
     if segment.size:
         was_open = segment.times.map != NULL
         failure = segment_open_times(segment, directory)
-        if failure != 0:
-            return failure                      # still UNKNOWN: the next call tries again
-        if segment.times.entries:
+        if failure == 0 and segment.times.entries and not last_time_is_readable(segment, directory):
+            failure = -EIO
+        if failure == 0 and segment.times.entries:
             segment.max_timestamp = time_entry_timestamp(&segment.times, segment.times.entries - 1)
             segment.max_timestamp_offset = segment.base_offset + time_entry_offset(
                 &segment.times, segment.times.entries - 1)
         if not was_open and not segment.times.writable:     # retention asks every partition: keep no mapping
             index_close(&segment.times, b"")
+        if failure != 0:
+            return failure                      # still UNKNOWN: the next call tries again
     if segment.max_timestamp == UNKNOWN:
         segment.max_timestamp = -1
         segment.max_timestamp_offset = segment.base_offset
@@ -245,7 +283,7 @@ cdef int64_t segment_end_offset(Segment* segment, const char* directory, int64_t
     cdef const uint8_t* header
     cdef int64_t at = 0, next_offset = segment.base_offset, size, last
     cdef bint indexed = False
-    if segment_open_offsets(segment, directory) == 0 and segment.offsets.entries:
+    if segment_can_use_offsets(segment, directory):
         at = offset_entry_position(&segment.offsets, segment.offsets.entries - 1)
         indexed = True
         if at <= 0 or at >= segment.size:

@@ -30,6 +30,12 @@ KEY: Final = "max.connection.creation.rate"
 UNLIMITED: Final = 2**31 - 1
 
 
+def between_brokers(config: BrokerConfig) -> str | None:
+    """Return the inter-broker listener, to which the limits of the broker do not apply; None: it is the only
+    listener."""
+    return config.inter_broker_listener_name if len(config.broker_endpoints) > 1 else None
+
+
 def _now_ms() -> int:
     return int(time.monotonic() * 1000)
 
@@ -48,7 +54,7 @@ class ConnectionRates:
         self._now_ms = now_ms
         self._broker = UNLIMITED
         self._listeners: dict[str, int] = {}
-        self._protected = ""  # the inter-broker listener; "": it is the only listener
+        self._protected: str | None = None
         self._hosts: dict[bytes, float] = {}
         self._host_default: float = UNLIMITED
 
@@ -60,7 +66,7 @@ class ConnectionRates:
         limits = {name: config.for_listener(name, KEY) for name in names}
         before = self._broker, self._listeners
         self._broker, self._listeners = config.max_connection_creation_rate, limits
-        self._protected = config.inter_broker_listener_name if len(names) > 1 else ""
+        self._protected = between_brokers(config)
         if before != (self._broker, self._listeners):
             self.tell()
 

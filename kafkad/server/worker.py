@@ -75,7 +75,7 @@ from kafkad.server.authorization import authorizer_of, follow_acls
 from kafkad.server.background import Background
 from kafkad.server.changes import Changes
 from kafkad.server.client_quotas import FollowedQuotas, is_enforced, quota_table
-from kafkad.server.connection_rates import ConnectionRates
+from kafkad.server.connection_rates import ConnectionRates, between_brokers
 from kafkad.server.controller_queue import AnsweringController
 from kafkad.server.descriptors import make_room
 from kafkad.server.dispatch import Dispatcher
@@ -590,6 +590,7 @@ class Worker:
             counted = self.context.quotas
         self.rates = ConnectionRates(counted, self.reactor.limit_connection_rates)
         self.rates.adopt(self.config)
+        self.reactor.protect_listener(between_brokers(self.config))
         self.client_quotas = FollowedQuotas(counted, self.reactor.quotas_changed, self.rates)
         self.reactor.count_quotas(counted, self.client_quotas.resolve)
         if isinstance(self.controller, Controller):

@@ -131,11 +131,11 @@ class World:
         self.table.add(log.native, topic, topic_id)
         return log
 
-    def connect(self, *, source="", **options):
+    def connect(self, *, source="", to=None, **options):
+        """`to`: a socket that listens, other than `listener`."""
         address = (source, 0) if source else None
-        client = Client(
-            self, socket.create_connection(self.listener.getsockname(), source_address=address), **options
-        )
+        there = (to or self.listener).getsockname()
+        client = Client(self, socket.create_connection(there, source_address=address), **options)
         self.clients.append(client)
         self.reactor.poll()
         return client

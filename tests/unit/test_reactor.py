@@ -518,6 +518,31 @@ def test_connections_beyond_the_limit_wait_in_the_backlog(make):
     assert second.receive_frame() == answer_to(2)
 
 
+def test_brokers_are_served_above_the_limit_in_place_of_the_client_that_is_silent_for_longest(make):
+    """The listener between brokers had to wait as well: its clients kept brokers from replicating."""
+    world = make(connections_max=3)
+    brokers = socket.create_server(("127.0.0.1", 0))
+    world.reactor.add_listener(brokers.fileno(), "BROKERS")
+    world.reactor.protect_listener("BROKERS")
+    first, second, third = (world.connect() for _ in range(3))
+    world.connect()  # the listener for clients rests
+    first.send_frame(request(1))
+    assert first.receive_frame() == answer_to(1)
+    for number, gone in enumerate((second, third), 2):
+        broker = world.connect(to=brokers)
+        broker.send_frame(request(number))
+        assert broker.receive_frame() == answer_to(number)
+        gone.wait_closed()
+        assert world.reactor.stats()["connections"] == 3
+    first.send_frame(request(4))
+    assert first.receive_frame() == answer_to(4)
+    for _ in range(2):  # brokers are never closed for others
+        world.connect(to=brokers)
+    first.wait_closed()
+    assert world.reactor.stats()["connections"] == 4
+    brokers.close()
+
+
 def test_a_listener_that_cannot_accept_rests_and_the_loop_does_not_spin(make):
     """Any error but a shortage left it in the epoll set, where it was readable again at once."""
     world = make()

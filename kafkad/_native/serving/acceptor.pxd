@@ -40,6 +40,7 @@ cdef class Acceptor:
     cdef dict per_host_overrides
     cdef int per_host_max
     cdef int64_t connections_max
+    cdef PyObject* protected        # name of the listener for which that does not hold, or NULL
     cdef int send_buffer_size, receive_buffer_size
     cdef object rates               # server.connection_rates.ConnectionRates, or None: no rate limits
     cdef bint rated
@@ -52,6 +53,7 @@ cdef class Acceptor:
     cdef object join_hand_over(self)
     cdef void free_retired(self) noexcept
     cdef object limit(self, connections_max, per_host_max, per_host_overrides)
+    cdef object protect(self, str name)
 
     # Serves a connection from now on. NULL: its host has too many, or epoll refuses it, and it is closed.
     cdef Conn* adopt(self, int fd, str listener, int phase) except? NULL

@@ -16,6 +16,10 @@ reason, the listener pauses until a connection is closed or RETRY_MS have passed
 A connection that failed before it was accepted is skipped. A connection beyond max.connections.per.ip of its host is
 closed, and that is logged.
 
+As in Kafka, max.connections does not hold for the listener between brokers if there is another listener: otherwise its
+clients could keep brokers from replicating. For each connection of that listener above the limit, the connection of
+another listener that has been silent for longest is closed: by the worker that serves the new one or accepted it.
+
 **Rates** (server/connection_rates.py). Over the rate of the broker or of a listener, the listener pauses until the rate
 allows the next connection. A connection over the rate of its address is held unserved for that time, and then closed.
 At most HELD_MAX are held: the oldest is closed at once. Without a limit no rate is checked."""
@@ -89,7 +93,7 @@ cdef void accept_some(Acceptor self, Listener* listener) noexcept nogil:
             return
         if self.hands_over:
             handover_lock(self.handover)
-        if connection_count(self) >= self.connections_max:
+        if connection_count(self) >= self.connections_max and listener.name is not self.protected:
             if self.hands_over:
                 handover_unlock(self.handover)
             if not listener.paused:
@@ -117,6 +121,8 @@ cdef void accept_some(Acceptor self, Listener* listener) noexcept nogil:
             given = fd >= 0 and hand_over(self, listener, fd, peer, port)
             handover_unlock(self.handover)
             if given:
+                if listener.name is self.protected:
+                    make_room(self)
                 continue
         if fd < 0:
             if failed == EINTR or is_of_one_connection(failed):
@@ -127,6 +133,8 @@ cdef void accept_some(Acceptor self, Listener* listener) noexcept nogil:
             return
         with gil:
             self.welcome(listener, fd, peer, port)
+        if listener.name is self.protected:
+            make_room(self)
         if clock_us() - self.core.awake_us > ACCEPTS_US:
             return                                      # epoll reports the rest again
 
@@ -169,6 +177,22 @@ cdef void take_some(Acceptor self) noexcept nogil:
     with gil:
         for i in range(count):
             self.welcome_handed(fds[i], &handed[i])
+    if self.protected is not NULL:
+        for i in range(count):
+            make_room(self)
+
+
+cdef void make_room(Acceptor self) noexcept nogil:
+    """Close a connection of a listener that is not between brokers, if there are more than max.connections."""
+    cdef Conn* conn
+    if connection_count(self) <= self.connections_max:
+        return
+    conn = self.core.oldest
+    while conn is not NULL:
+        if conn.listener is not self.protected and conn.fd >= 0:
+            conn_close(conn, "max.connections is exceeded by connections of brokers")
+            return
+        conn = conn.newer
 
 
 cdef bint acceptor_move(Conn* conn) noexcept nogil:
@@ -220,13 +244,18 @@ cdef void rest(Acceptor self, Listener* listener) noexcept nogil:
 
 cdef void resume_listeners(Acceptor self) noexcept:
     cdef Listener* listener
-    if not self.paused or connection_count(self) >= self.connections_max:
+    cdef bint full
+    if not self.paused:
+        return
+    full = connection_count(self) >= self.connections_max
+    if full and self.protected is NULL:
         return
     self.paused = False
     self.retry_ms = 0
     for address in self.listeners.values():
         listener = <Listener*><size_t>address
-        if listener.paused and listener.rests_until_ms > self.core.monotonic_ms:
+        if listener.paused and (
+                listener.rests_until_ms > self.core.monotonic_ms or (full and listener.name is not self.protected)):
             self.paused = True
         elif listener.paused:
             listener.paused = False
@@ -276,6 +305,14 @@ cdef class Acceptor:
             self.per_host_overrides = {packed(host): limit for host, limit in per_host_overrides.items()}
 
     # -- listeners
+
+    cdef object protect(self, str name):
+        """max.connections does not hold for this listener, in place of the one before; None: it holds for all."""
+        self.protected = NULL
+        if name is not None:
+            name = self.names.setdefault(name, name)
+            self.protected = <PyObject*>name
+        resume_listeners(self)
 
     cdef object add(self, int fd, str name, int phase):
         cdef Listener* listener

@@ -89,6 +89,9 @@ class Reactor:
     on_certificate: Callable[[Connection, bytes], object] | None  # a ValueError closes the connection
     def secure(self, name: str, context: TlsContext) -> None:
         """Use TLS for the connections that this listener accepts from now on."""
+    def protect_listener(self, name: str | None) -> None:
+        """max.connections does not hold for this listener, which is between brokers. None: it holds for
+        all."""
     def remove_listener(self, fd: int) -> None: ...
     def adopt(self, fd: int, listener: str, *, phase: int = 2) -> Connection | None:
         """Take over and serve a connected socket. None if a limit refused it."""

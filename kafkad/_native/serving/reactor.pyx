@@ -206,6 +206,10 @@ cdef class Reactor(Rounds):
         """Use TLS for later connections of this listener; existing ones keep their context."""
         self.acceptor.contexts[name] = context
 
+    def protect_listener(self, str name):
+        """max.connections does not hold for this listener, which is between brokers. None: it holds for all."""
+        self.acceptor.protect(name)
+
     def remove_listener(self, int fd):
         """Stop accepting; the fd stays the caller's."""
         self.acceptor.remove(fd)

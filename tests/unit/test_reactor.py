@@ -440,6 +440,28 @@ def test_buffered_bytes_are_bounded_and_the_stalled_go_first(make):
     assert any("holds memory" in line for line in world.lines)
 
 
+def test_logins_that_never_end_leave_memory_to_clients(make):
+    """They sent a byte now and then, so they never stalled: requests waited as long as they liked."""
+    world = make(buffered_bytes_max=1_000_000, stall_ms=60_000)
+    logins = socket.create_server(("127.0.0.1", 0))
+    world.reactor.add_listener(logins.fileno(), "SASL_PLAINTEXT", phase=0)
+    tiny = world.connect(to=logins)
+    tiny.send(struct.pack(">i", 100) + bytes(50))
+    for _ in range(6):
+        client = world.connect(to=logins)
+        with contextlib.suppress(BlockingIOError):
+            client.socket.send(struct.pack(">i", 500_000) + bytes(400_000))
+        world.poll()
+    honest = world.connect()
+    blob = request(5, body=bytes(400_000))  # more than is served without memory of its own
+    honest.send(struct.pack(">i", len(blob)) + blob)
+    assert honest.receive_frame() == answer_to(5)
+    assert any("an unfinished login holds memory" in line for line in world.lines)
+    tiny.send(request(6) + bytes(50 - len(request(6))))
+    assert not tiny.pull()  # it holds next to nothing, and is not closed
+    logins.close()
+
+
 def test_small_requests_are_served_while_memory_is_short(make):
     """Half a request each of a few clients used to stop the others for up to 10 s."""
     world = make(buffered_bytes_max=1_000_000, stall_ms=60_000)

@@ -20,8 +20,8 @@ from kafkad._native.serving.buffers cimport buffers_trim
 from kafkad._native.log.cold_reads cimport cold_settle
 from kafkad._native.serving.connection cimport (
     BLOCKED_SOCKET, Conn, Core, KIND_COMMIT, KIND_CONNECTION, KIND_HANDOVER, KIND_LISTENER, KIND_LOOP, KIND_OUTGOING,
-    KIND_TIMER, KIND_WAKE, Slot, conn_close, conn_reap, conn_run, conn_touch, clock_us, core_fatal, core_read_clocks,
-    core_wake)
+    KIND_TIMER, KIND_WAKE, PHASE_READY, Slot, conn_close, conn_reap, conn_run, conn_touch, clock_us, core_fatal,
+    core_read_clocks, core_wake)
 from kafkad._native.serving.sending cimport copies_forget
 from kafkad._native.serving.fetch cimport fetch_advanced, fetch_drop_orphans, fetch_settle
 from kafkad._native.serving.produce_forwarding cimport forward_mail, forwarding_peer_lost
@@ -72,6 +72,8 @@ cdef enum:
     TRIM_PAD = 1024 * 1024
     TRIM_PAUSE_MS = 1000                # the heap is trimmed at most this often
     SHORTAGE_MS_MAX = 10_000            # after this time of a shortage, the connection that holds most memory is closed
+    STRANGERS_PART = 8                  # of the memory of requests that those without a login may hold in a shortage
+    STRANGERS_A_ROUND = 64              # of their connections that are closed
     TRIM_AFTER_MS = 2000                # pooled buffers are freed after this time without a poll
 
 
@@ -429,7 +431,7 @@ cdef void expire_idle(Rounds rounds) noexcept nogil:
 
 
 cdef void relieve_shortage(Rounds rounds) noexcept nogil:
-    """Handle a shortage of memory. A connection that holds some and moves no bytes is closed first. One that itself
+    """Handle a shortage of memory. Those that have not logged in have to do without it first. Then, a connection that holds some and moves no bytes is closed first. One that itself
     waits for memory cannot move any: it is closed if no other holds some. If all move bytes, and the shortage lasts,
     the one that holds most is closed."""
     cdef Core* core = rounds.core
@@ -437,6 +439,8 @@ cdef void relieve_shortage(Rounds rounds) noexcept nogil:
     cdef Conn* most = NULL
     cdef Conn* waiting = NULL
     cdef bint others_move = False
+    if close_strangers(core):
+        return
     while conn is not NULL and not (waiting is NULL and core.monotonic_ms - conn.active_ms <= rounds.stall_ms):
         if not conn.input_capacity and not conn.answer_bytes:
             pass
@@ -463,6 +467,35 @@ cdef void relieve_shortage(Rounds rounds) noexcept nogil:
             conn = conn.newer
         if most is not NULL and most.answer_bytes + most.input_capacity:
             conn_close(most, "it holds most of the memory that others wait for")
+
+
+cdef bint close_strangers(Core* core) noexcept nogil:
+    """Close connections that hold much and have not logged in, if such connections hold more than their part of the
+    memory: anyone can make them, and sending a byte now and then they would keep it from clients that have. Return
+    whether any was closed."""
+    cdef int64_t most = core.buffered_bytes_max // STRANGERS_PART
+    cdef int64_t held = 0, count = 0, average
+    cdef int closed = 0
+    cdef Conn* conn = core.oldest
+    cdef Conn* following
+    while conn is not NULL:
+        if conn.phase != PHASE_READY and conn.input_capacity:
+            held += conn.input_capacity
+            count += 1
+        conn = conn.newer
+    if held <= most:
+        return False
+    average = held // count
+    conn = core.oldest
+    while conn is not NULL and held > most and closed < STRANGERS_A_ROUND:
+        following = conn.newer
+        if conn.phase != PHASE_READY and conn.input_capacity and <int64_t>conn.input_capacity >= average:
+            held -= conn.input_capacity
+            closed += 1
+            conn_close(conn, "an unfinished login holds memory that others wait for")
+        conn = following
+    core_wake(core)                                     # the starved may go on, and there may be more to close
+    return True
 
 
 cdef void close_holder(Conn* conn) noexcept nogil:

@@ -2,6 +2,8 @@
 misses nothing."""
 
 import asyncio
+import contextlib
+import functools
 import os
 import signal
 import socket
@@ -178,6 +180,25 @@ def test_idle_connections_are_closed_in_time(tmp_path):
         assert running.run(running.client(lambda s: s.recv(1))) == b""
     finally:
         running.close()
+
+
+def test_what_a_round_leaves_over_needs_no_other_event(running):
+    """A wake-up at the end of a round was forgotten before the sleep."""
+    address = running.world.listener.getsockname()
+
+    def lower(_):
+        with contextlib.ExitStack() as stack:
+            others = [stack.enter_context(socket.create_connection(address, 5)) for _ in range(9)]
+            for other in others:
+                other.sendall(struct.pack(">i", 10) + hello(1))
+                assert other.recv(100)
+            limit = functools.partial(running.world.reactor.set_limits, connections_max=1)
+            running.loop.call_soon_threadsafe(limit)
+            began = time.monotonic()
+            assert [other.recv(1) for other in others[:-1]] == [b""] * 8
+            return time.monotonic() - began
+
+    assert running.run(running.client(lower)) < 1.5
 
 
 def test_what_is_synced_is_published_by_the_reactor(running):

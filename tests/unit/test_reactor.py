@@ -565,6 +565,25 @@ def test_brokers_are_served_above_the_limit_in_place_of_the_client_that_is_silen
     brokers.close()
 
 
+def test_a_limit_that_is_lowered_holds_for_connections_that_are_there(make):
+    world = make()
+    clients = [world.connect() for _ in range(5)]
+    clients[0].send_frame(request(1))
+    assert clients[0].receive_frame() == answer_to(1)
+    world.reactor.set_limits(connections_max=2)
+    world.reactor.set_limits(connections_max=2)  # another key was changed
+    for client in clients[1:4]:  # silent for longest
+        client.wait_closed()
+    for number, client in enumerate((clients[0], clients[4]), 2):
+        client.send_frame(request(number))
+        assert client.receive_frame() == answer_to(number)
+    assert world.reactor.stats()["connections"] == 2
+    world.reactor.set_limits(connections_max=3)
+    world.connect()
+    world.poll()
+    assert world.reactor.stats()["connections"] == 3
+
+
 def test_a_listener_that_cannot_accept_rests_and_the_loop_does_not_spin(make):
     """Any error but a shortage left it in the epoll set, where it was readable again at once."""
     world = make()

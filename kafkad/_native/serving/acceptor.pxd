@@ -40,6 +40,7 @@ cdef class Acceptor:
     cdef dict per_host_overrides
     cdef int per_host_max
     cdef int64_t connections_max
+    cdef bint lowered               # it was, and there may be more connections
     cdef PyObject* protected        # name of the listener for which that does not hold, or NULL
     cdef int send_buffer_size, receive_buffer_size
     cdef object rates               # server.connection_rates.ConnectionRates, or None: no rate limits
@@ -85,5 +86,7 @@ cdef void take_some(Acceptor self) noexcept nogil
 cdef bint acceptor_move(Conn* conn) noexcept nogil
 # Resumes paused listeners that have room again; called between turns.
 cdef void look_at_rest(Acceptor self) noexcept
+# Closes a connection, if there are more than max.connections, which was lowered; called in each round.
+cdef void obey_lowered(Acceptor self) noexcept nogil
 # Resumes paused listeners, if there is room again.
 cdef void resume_listeners(Acceptor self) noexcept

@@ -18,7 +18,8 @@ closed, and that is logged.
 
 As in Kafka, max.connections does not hold for the listener between brokers if there is another listener: otherwise its
 clients could keep brokers from replicating. For each connection of that listener above the limit, the connection of
-another listener that has been silent for longest is closed: by the worker that serves the new one or accepted it.
+another listener that has been silent for longest is closed: by the worker that serves the new one or accepted it. When
+the limit is lowered below the number of connections, each worker closes one in each of its rounds until it holds.
 
 **Rates** (server/connection_rates.py). Over the rate of the broker or of a listener, the listener pauses until the rate
 allows the next connection. A connection over the rate of its address is held unserved for that time, and then closed.
@@ -35,7 +36,7 @@ from libc.string cimport memcpy, memset
 
 from kafkad._native.serving.connection cimport (
     KIND_HANDOVER, KIND_LISTENER, Conn, Connection, Core, Timer, clock_us, conn_close, conn_handle, conn_is_quiet,
-    conn_new, core_fatal)
+    conn_new, core_fatal, core_wake)
 from kafkad._native.serving.timers cimport timer_start, timer_stop
 from kafkad._native.serving.tls cimport TlsContext
 from kafkad._native.serving.tls_handshakes cimport handshake_begin
@@ -182,17 +183,19 @@ cdef void take_some(Acceptor self) noexcept nogil:
             make_room(self)
 
 
-cdef void make_room(Acceptor self) noexcept nogil:
-    """Close a connection of a listener that is not between brokers, if there are more than max.connections."""
+cdef bint make_room(Acceptor self) noexcept nogil:
+    """Close a connection of a listener that is not between brokers, if there are more than max.connections. Return
+    whether one was closed."""
     cdef Conn* conn
     if connection_count(self) <= self.connections_max:
-        return
+        return False
     conn = self.core.oldest
     while conn is not NULL:
         if conn.listener is not self.protected and conn.fd >= 0:
-            conn_close(conn, "max.connections is exceeded by connections of brokers")
-            return
+            conn_close(conn, "there are more than max.connections, and it was silent for longest")
+            return True
         conn = conn.newer
+    return False
 
 
 cdef bint acceptor_move(Conn* conn) noexcept nogil:
@@ -267,6 +270,12 @@ cdef void look_at_rest(Acceptor self) noexcept:
         resume_listeners(self)
 
 
+cdef void obey_lowered(Acceptor self) noexcept nogil:
+    self.lowered = make_room(self)
+    if self.lowered:
+        core_wake(self.core)                            # there may be more
+
+
 cdef void accept_timer_ended(Core* core, Timer* timer) noexcept nogil:
     with gil:
         (<Acceptor>(<AcceptTimer*>timer).acceptor).rests_ended()
@@ -298,6 +307,7 @@ cdef class Acceptor:
     cdef object limit(self, connections_max, per_host_max, per_host_overrides):
         """Set those that are not None."""
         if connections_max is not None:
+            self.lowered = self.lowered or connections_max < self.connections_max
             self.connections_max = connections_max
         if per_host_max is not None:
             self.per_host_max = per_host_max

@@ -339,6 +339,7 @@ cdef class Reactor(Rounds):
         self.acceptor.limit(connections_max, connections_max_per_ip, connections_max_per_ip_overrides)
         if connections_max is not None:
             resume_listeners(self.acceptor)
+            core_wake(self.core)
         if connections_max_idle_ms is not None:
             self.idle_ms = connections_max_idle_ms
         if fetch_max_bytes is not None:

@@ -15,7 +15,7 @@ holds some and moves no bytes is closed (relieve_shortage)."""
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from kafkad._native.serving.acceptor cimport Listener, accept_some, take_some
+from kafkad._native.serving.acceptor cimport Listener, accept_some, obey_lowered, take_some
 from kafkad._native.serving.buffers cimport buffers_trim
 from kafkad._native.log.cold_reads cimport cold_settle
 from kafkad._native.serving.connection cimport (
@@ -330,7 +330,9 @@ cdef void run_until_called(Rounds rounds, int64_t wait_ms, PyObject* ready, PyOb
             if rounds.called or Py_SIZE(ready) or not rounds.open:
                 break                                   # or a connection was closed
             timeout_ms = -1
-            if deadline:
+            if core.woken:                              # by expire_idle, which has more to do
+                timeout_ms = 0
+            elif deadline:
                 left = deadline - core.monotonic_ms
                 timeout_ms = <int>min(left, <int64_t>1 << 30)
                 if left <= 0:
@@ -410,6 +412,8 @@ cdef void expire_idle(Rounds rounds) noexcept nogil:
             continue
         core.stats.expired_idle += 1
         conn_close(core.oldest, "idle for connections.max.idle.ms")
+    if rounds.acceptor.lowered:
+        obey_lowered(rounds.acceptor)
     if rounds.fetching.cache.orphans and core.monotonic_ms >= rounds.fetching.cache.look_ms:
         fetch_drop_orphans(rounds.fetching)
     if core.freed_bytes + rounds.fetching.freed >= TRIM_BYTES and core.monotonic_ms - core.trimmed_ms >= TRIM_PAUSE_MS:

@@ -3,8 +3,8 @@
 One request of a connection is served at a time, and its answers go out in order, as Kafka's own network
 threads do it. A peer that does not read its answers makes nobody wait but itself. A connection ends, with a
 logged reason, when its bytes are no frame, when it is idle for `idle_s` (None: never), or when there are too
-many. Frames that belong to logins and are not complete have LOGIN_BYTES_MAX together, because anyone can send
-them; above it, the connection with the largest is closed.
+many. Frames that are not complete have READ_BYTES_MAX together, and those that belong to logins, which anyone
+can send, LOGIN_BYTES_MAX; above it, the connection with the largest is closed.
 
 Use: server/controller_node."""
 
@@ -22,6 +22,7 @@ MIN_FRAME: Final = 8  # key, version and correlation id
 ANSWERED: Final = b""  # of `serve`: by FrameConnection.respond, or there is none
 SHAKE_S: Final = 10.0  # for a TLS handshake
 LOGIN_BYTES_MAX: Final = 64 << 20
+READ_BYTES_MAX: Final = 512 << 20
 BACKLOG: Final = 100  # connections that the kernel keeps for us
 # of FrameConnection.phase, as of the reactor's connections
 PHASE_HANDSHAKE: Final = 0
@@ -76,6 +77,28 @@ class FrameConnection:
             self._writer.close()
 
 
+class Incomplete:
+    """The frames that are being read. Together they have at most `most` bytes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._sizes: dict[FrameConnection, int] = {}
+        self._bytes = 0
+
+    async def read(self, reader: asyncio.StreamReader, connection: FrameConnection, size: int) -> bytes:
+        """Read the next frame of a connection, which may be closed meanwhile."""
+        self._sizes[connection] = size
+        self._bytes += size
+        try:
+            while self._bytes > self._most:
+                largest = max(self._sizes, key=lambda each: self._sizes[each])
+                largest.close("an unfinished request holds memory that others need")
+                self._bytes -= self._sizes.pop(largest)
+            return await reader.readexactly(size)
+        finally:
+            self._bytes -= self._sizes.pop(connection, 0)
+
+
 Serve = Callable[[FrameConnection, bytes], Awaitable[bytes | None]]
 
 
@@ -104,8 +127,8 @@ class FrameServer:
         self._certified = certified
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._logins: dict[FrameConnection, int] = {}  # sizes of their frames that are being read
-        self._login_bytes = 0
+        self._logins = Incomplete(LOGIN_BYTES_MAX)
+        self._requests = Incomplete(READ_BYTES_MAX)
         self._closing = False
 
     async def open(
@@ -170,10 +193,8 @@ class FrameServer:
                     connection.close(f"a frame of {size} bytes; {least} to {most} are allowed")
                     return
                 async with asyncio.timeout(self._idle_s):
-                    if connection.phase == PHASE_READY:
-                        frame = await reader.readexactly(size)
-                    else:
-                        frame = await self._login_frame(reader, connection, size)
+                    frames = self._requests if connection.phase == PHASE_READY else self._logins
+                    frame = await frames.read(reader, connection, size)
                 if connection.closed:
                     return
                 answer = await self._serve(connection, frame)
@@ -194,20 +215,6 @@ class FrameServer:
                 writer.close()
             if not self._closing:
                 self.on_end(connection, by_peer)
-
-    async def _login_frame(
-        self, reader: asyncio.StreamReader, connection: FrameConnection, size: int
-    ) -> bytes:
-        self._logins[connection] = size
-        self._login_bytes += size
-        try:
-            while self._login_bytes > LOGIN_BYTES_MAX:
-                largest = max(self._logins, key=lambda each: self._logins[each])
-                largest.close("an unfinished login holds memory that others need")
-                self._login_bytes -= self._logins.pop(largest)
-            return await reader.readexactly(size)
-        finally:
-            self._login_bytes -= self._logins.pop(connection, 0)
 
     async def close(self) -> None:
         self._closing = True

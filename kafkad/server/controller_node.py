@@ -71,6 +71,7 @@ from kafkad.server.turns import Steps, Turns
 
 logger = logging.getLogger("kafkad")
 
+FRAME_SIZE_MAX: Final = (16 << 20) + (64 << 10)  # what a broker takes of its clients, in an Envelope
 FENCE_PER_SESSION: Final = 8  # how often sessions are looked at; Kafka: QuorumController
 SNAPSHOT_S: Final = 1.0
 REGISTER_S: Final = 1.0  # between two looks whether the image has this controller's registration
@@ -249,7 +250,7 @@ class ControllerNode:
         idle_ms = config.connections_max_idle_ms
         self.server = FrameServer(
             self.dispatcher.answer,
-            frame_size_max=config.socket_request_max_bytes,
+            frame_size_max=min(config.socket_request_max_bytes, FRAME_SIZE_MAX),
             connections_max=config.max_connections,
             idle_s=idle_ms / 1000 if idle_ms >= 0 else None,
             login_size_max=config.sasl_server_max_receive_size,

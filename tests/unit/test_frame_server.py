@@ -3,15 +3,20 @@
 import asyncio
 import socket
 
+import pytest
+
 from kafkad.net import frame_server
-from kafkad.net.frame_server import PHASE_HANDSHAKE, FrameServer
+from kafkad.net.frame_server import PHASE_HANDSHAKE, PHASE_READY, FrameServer
 
 SECONDS = 10
 
 
-def test_logins_that_never_end_hold_bounded_memory(monkeypatch):
-    """Each could hold sasl.server.max.receive.size for as long as it sent a byte now and then."""
-    monkeypatch.setattr(frame_server, "LOGIN_BYTES_MAX", 1_000_000)
+@pytest.mark.parametrize(
+    ("phase", "limit"), [(PHASE_HANDSHAKE, "LOGIN_BYTES_MAX"), (PHASE_READY, "READ_BYTES_MAX")]
+)
+def test_frames_that_never_end_hold_bounded_memory(monkeypatch, phase, limit):
+    """Each could hold the largest frame for as long as it sent a byte now and then."""
+    monkeypatch.setattr(frame_server, limit, 1_000_000)
 
     async def story():
         async def serve(connection, frame):
@@ -19,7 +24,7 @@ def test_logins_that_never_end_hold_bounded_memory(monkeypatch):
 
         server = FrameServer(serve, frame_size_max=1 << 20)
         listening = socket.create_server(("127.0.0.1", 0))
-        await server.open(listening, "CONTROLLER", phase=PHASE_HANDSHAKE)
+        await server.open(listening, "CONTROLLER", phase=phase)
         address = listening.getsockname()[:2]
         made = [await asyncio.open_connection(*address) for _ in range(7)]
         (honest, says), *others = made

@@ -435,9 +435,9 @@ cdef void expire_idle(Rounds rounds) noexcept nogil:
 
 
 cdef void relieve_shortage(Rounds rounds) noexcept nogil:
-    """Handle a shortage of memory. Those that have not logged in have to do without it first. Then, a connection that holds some and moves no bytes is closed first. One that itself
-    waits for memory cannot move any: it is closed if no other holds some. If all move bytes, and the shortage lasts,
-    the one that holds most is closed."""
+    """Handle a shortage of memory. Connections that have not logged in have to do without it first. Then one that holds
+    some and moves no bytes is closed. One that itself waits for memory cannot move any: it is closed if no other holds
+    some. If all move bytes, and the shortage lasts, the one that holds most is closed."""
     cdef Core* core = rounds.core
     cdef Conn* conn = core.oldest
     cdef Conn* most = NULL

@@ -1,5 +1,6 @@
 """Produce across workers: real processes, real sockets, partitions of either."""
 
+import os
 import random
 import socket
 import struct
@@ -222,6 +223,51 @@ def test_an_answer_waits_for_the_owners_high_watermark(workers):
     assert not client.has_answer(PROMPT_S)
     workers.ask(1, "advance", "t", 0, 3)
     assert codes_of(client.receive(messages.ProduceResponse, 9, waiting)) == [0, 0]
+
+
+def test_an_answer_does_not_wait_for_an_exchange_of_files(workers):
+    """The cleaner's renames may take long on a busy disk. What was appended before them is appended."""
+    workers.partition("t", 0, 1, follows_end=False)
+    clients = [workers.connect(0) for _ in range(2)]
+    waiting = []
+    for number, client in enumerate(clients, 1):
+        waiting.append(client.send_request(produce("t", {0: batch(3)}, -1), 9))
+        workers.ask_until(1, "end_offset", "t", 0, want=lambda end, number=number: end == 3 * number)
+    workers.ask(1, "advance_and_exchange", "t", 0, 3)
+    assert codes_of(clients[0].receive(messages.ProduceResponse, 9, waiting[0])) == [0]
+    assert not clients[1].has_answer(PROMPT_S)
+    workers.ask(1, "end_exchange", "t", 0)
+    assert not clients[1].has_answer(PROMPT_S)
+    workers.ask(1, "advance", "t", 0, 6)
+    assert codes_of(clients[1].receive(messages.ProduceResponse, 9, waiting[1])) == [0]
+
+
+def test_an_answer_needs_no_list_of_the_segments(workers):
+    workers.partition("t", 0, 1, follows_end=False)
+    client = workers.connect(0)
+    waiting = client.send_request(produce("t", {0: batch(3)}, -1), 9)
+    workers.ask_until(1, "end_offset", "t", 0, want=lambda end: end == 3)
+    directory = os.path.join(workers.directory, "t-0")
+    os.rename(directory, directory + "-away")
+    workers.ask(1, "advance_and_exchange", "t", 0, 1)
+    workers.ask(1, "end_exchange", "t", 0)
+    workers.ask(1, "advance", "t", 0, 2)
+    assert not client.has_answer(PROMPT_S)
+    workers.ask(1, "advance", "t", 0, 3)
+    assert codes_of(client.receive(messages.ProduceResponse, 9, waiting)) == [0]
+
+
+def test_an_owner_killed_in_an_exchange_of_files_is_no_leader(workers):
+    workers.partition("t", 0, 1, follows_end=False)
+    client = workers.connect(0)
+    waiting = client.send_request(produce("t", {0: batch(3)}, -1), 9)
+    workers.ask_until(1, "end_offset", "t", 0, want=lambda end: end == 3)
+    workers.ask(1, "advance_and_exchange", "t", 0, 2)
+    assert not client.has_answer(PROMPT_S)
+    workers.kill(1)
+    workers.ask(0, "peer_lost", 1)
+    found = codes_of(client.receive(messages.ProduceResponse, 9, waiting))
+    assert found == [errors.NOT_LEADER_OR_FOLLOWER]
 
 
 def test_every_advance_answers_those_that_it_reaches(workers):

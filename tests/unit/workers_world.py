@@ -17,6 +17,7 @@ import time
 from kafkad._native.log.partition_watermarks import NEW_LEADER
 from reactor_world import NOW_MS, Client, Closed, Gate, SlowLog, World, open_log
 
+from kafkad._native.log.exchange import abandon_exchange, begin_exchange
 from kafkad._native.log.partition import Partition
 from kafkad._native.shared.mailbox import Mailboxes
 from kafkad._native.shared.watermarks import WatermarkTable
@@ -112,6 +113,14 @@ class Worker(World):
 
     def high_watermark(self, topic, index):
         return self.table.get(topic, index).high_watermark
+
+    def advance_and_exchange(self, topic, index, offset):
+        """Begin to exchange files for the cleaner's before the other workers can look at the watermark."""
+        self.advance(topic, index, offset)
+        begin_exchange(self.table.get(topic, index))
+
+    def end_exchange(self, topic, index):
+        abandon_exchange(self.table.get(topic, index))
 
     def follow_and_lead(self, topic, index, epoch, offset):
         partition = self.table.get(topic, index)

@@ -34,6 +34,7 @@ cdef class ReaderPartition(Partition):
     cdef bint read_row(self, Row* fresh) noexcept nogil
     cdef int refresh(self, bint again) noexcept nogil
     cdef int settle(self, const Row* fresh) noexcept nogil
+    cdef bint peek(self) noexcept nogil
     cdef bint is_ours(self, const Row* row) noexcept nogil
     cdef int list_directory(self, const Row* before) noexcept nogil
     cdef int adopt_found(self, const Row* row) noexcept nogil

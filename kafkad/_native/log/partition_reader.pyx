@@ -8,7 +8,8 @@ skip it silently.
 
 While the row is odd, its owner is in the middle of a change (perhaps descheduled, or killed). Reads then use our copy
 if it is the version just before the change, because that change is not visible to clients yet. If our copy is older,
-the reader waits a few milliseconds for the owner, and then returns a retriable error.
+the reader waits a few milliseconds for the owner, and then returns a retriable error. A Produce that waits for a
+watermark needs no files: it is not answered with that error, because its batch is in the log (`peek`).
 
 Beware:
 - The owner cuts, rewrites and removes index files at any time. Readers use pread on them, never mmap, and ignore
@@ -43,7 +44,7 @@ from kafkad._native.log.producer_table cimport ProducerTable
 from kafkad._native.log.segments cimport (
     HOT_MS, PATH_SIZE, LogFile, Segment, kafkad_monotonic_ms, log_file_new, log_file_release, log_file_written,
     segment_close, segment_drop, segment_floor, segment_open, segment_path, segment_walk)
-from kafkad._native.shared.watermarks cimport ROLE_LEADER, Row, RowSlot, kafkad_load, row_read
+from kafkad._native.shared.watermarks cimport ROLE_LEADER, Row, RowSlot, kafkad_load, row_peek, row_read
 from kafkad._native.wire.primitives cimport get_i32
 from kafkad._native.wire.errors cimport CORRUPT_MESSAGE, KAFKA_STORAGE_ERROR, NOT_LEADER_OR_FOLLOWER
 
@@ -203,10 +204,26 @@ cdef class ReaderPartition(Partition):
     cdef int freshen(self) noexcept nogil:
         return self.refresh(False)
 
+    cdef bint peek(self) noexcept nogil:
+        # After `refresh` failed: updates what is waited for, which needs no segments. The copy is of no version, so reads
+        # still fail until `refresh` succeeds. Returns False if the row is no longer ours.
+        cdef Row fresh
+        if not row_peek(self.shared, &fresh) or not self.is_ours(&fresh):
+            return False
+        self.row.role = fresh.role
+        self.row.led_since = fresh.led_since
+        self.row.leader_epoch = fresh.leader_epoch
+        self.row.log_end_offset = fresh.log_end_offset
+        self.row.high_watermark = fresh.high_watermark
+        self.row.last_stable_offset = fresh.last_stable_offset
+        self.row.durable_offset = fresh.durable_offset
+        self.row.isr_count_max = fresh.isr_count_max
+        self.row.isr_count_min = fresh.isr_count_min
+        return True
+
     cdef int look(self) noexcept nogil:
-        cdef int code = self.refresh(False)
         cdef int why = 0
-        if code != 0:
+        if self.refresh(False) != 0 and not self.peek():
             return PARTITION_GONE
         if self.row.role != self.looked_role:
             self.looked_role = self.row.role

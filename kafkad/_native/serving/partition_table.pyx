@@ -246,6 +246,8 @@ cdef void table_owner_lost(Table* table, int owner) noexcept nogil:
         if entry is not NULL and entry.remote and (<Partition>entry.partition).owner == owner and (
                 entry.produces is not NULL or entry.fetches is not NULL):
             table_listen(entry)
+            if (<Partition>entry.partition).freshen() != 0:     # it has died in the middle of a change
+                table_advanced(<void*>entry, <void*>entry.partition, PARTITION_GONE)
 
 
 # -- topics ------------------------------------------------------------------------------------------------

@@ -83,6 +83,10 @@ cdef inline void row_end(Row* row) noexcept nogil:
 # Copies the row while nobody writes it. False when it is being written all the time, or a dead writer left it odd.
 cdef bint row_read(const Row* shared, Row* copy) noexcept nogil
 
+# Copies the row although it may be in the middle of a change. Each value is right, but they may belong to several moments of
+# one term. False when the term ends meanwhile.
+cdef bint row_peek(const Row* shared, Row* copy) noexcept nogil
+
 cdef class WatermarkTable:
     cdef uint8_t* base              # the rows, and the count of those that were ever given
     cdef uint64_t* count

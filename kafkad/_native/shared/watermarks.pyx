@@ -93,6 +93,18 @@ cdef bint row_read(const Row* shared, Row* copy) noexcept nogil:
     return False
 
 
+cdef bint row_peek(const Row* shared, Row* copy) noexcept nogil:
+    cdef Row before, after
+    kafkad_copy_words(<uint64_t*>&before, <const uint64_t*>shared, ROW_WORDS)
+    kafkad_fence_reads()
+    kafkad_copy_words(<uint64_t*>copy, <const uint64_t*>shared, ROW_WORDS)
+    kafkad_fence_reads()
+    kafkad_copy_words(<uint64_t*>&after, <const uint64_t*>shared, ROW_WORDS)
+    copy.led_since = after.led_since
+    return before.led_since == after.led_since and before.partition == after.partition and (
+        memcmp(before.topic_id, after.topic_id, 16) == 0)
+
+
 @cython.no_gc                   # a row goes back to its table also when both are found to be garbage together
 cdef class WatermarkTable:
     def __cinit__(self, size_t capacity=1 << 18, bint shared=False):

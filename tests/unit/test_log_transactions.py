@@ -111,14 +111,17 @@ def test_a_snapshot_whose_transaction_begins_beyond_the_log_does_no_harm(world):
 # -- markers -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("timestamp_type", ["CreateTime", "LogAppendTime"])
 @pytest.mark.parametrize("commit", [False, True])
-def test_a_marker_has_the_bytes_that_build_batch_gives_it(world, commit):
+def test_a_marker_has_the_bytes_that_build_batch_gives_it(tmp_path, commit, timestamp_type):
+    """With LogAppendTime it has the mark of it, as other batches have, and as Kafka's markers have."""
+    world = LogWorld(tmp_path, topic_config(message_timestamp_type=timestamp_type))
     begin(world, 1 << 40, epoch=300)
     offset = end(world, 1 << 40, epoch=300, by=70_000, commit=commit)
     expected = build_batch(
         [end_marker(int(commit), 70_000, timestamp=1_000)],
         producer_id=1 << 40, producer_epoch=300, transactional=True, control=True, base_offset=offset,
-        leader_epoch=world.log.leader_epoch,
+        leader_epoch=world.log.leader_epoch, timestamp_type=int(timestamp_type == "LogAppendTime"),
     )  # fmt: skip
     written = world.log.read(offset, 1 << 20)
     assert written == bytes(expected)

@@ -14,7 +14,7 @@ from libc.string cimport memcpy
 from kafkad._native.log.aborted cimport aborted_append, aborted_undo
 from kafkad._native.wire.batch cimport (
     CONTROL, HEADER_SIZE, LENGTH_OVERHEAD, NEED_PYTHON, TIMESTAMP_LOG_APPEND, TRANSACTIONAL, BatchInfo, check_outline,
-    validate)
+    parse_header, settle_timestamps, validate)
 from kafkad._native.log.fileio cimport cut, write_at
 from kafkad._native.log.group_commit cimport sync_reach
 from kafkad._native.log.guards cimport PLAIN, guards_admit, guards_appended, guards_expire, guards_free
@@ -520,6 +520,7 @@ cdef class PartitionAppends(PartitionFlushes):
         """Append the marker that ends a transaction, for a coordinator of this epoch and transaction.version:
         (code, offset, message)."""
         cdef uint8_t batch[MARKER_SIZE]
+        cdef BatchInfo header
         cdef AppendInfo info
         cdef int code
         if not self.open:
@@ -529,6 +530,9 @@ cdef class PartitionAppends(PartitionFlushes):
         if producer_id < 0 or producer_epoch == -1 or version == -1:        # as Kafka answers it
             return (UNKNOWN_SERVER_ERROR, -1, "a marker has a producer id, its epoch and a transaction.version")
         marker_write(batch, producer_id, producer_epoch, coordinator_epoch, commit, now_ms)
+        if self.rules.log_append_time:
+            KAFKAD_CHECK(parse_header(batch, MARKER_SIZE, &header) == 0)
+            settle_timestamps(batch, &self.rules, now_ms, &header)
         info.base_offset = -1
         info.message = NULL
         info.transaction_version = version

@@ -256,6 +256,29 @@ def test_a_diverging_epoch_stops_the_partition_and_its_marks_do_not_count(world)
     assert (log.high_watermark, log.log_start_offset) == (0, 0)
 
 
+def test_a_request_waits_for_others_no_longer_than_a_partition_is_truncated(world):
+    """Only the next one names it: meanwhile its leader may have deleted what it goes on from."""
+    world.log(0)
+    world.log(1)
+    world.connect()
+    diverging = ((TOPIC, 0), {"diverging_epoch": PARTITION.DivergingEpoch(epoch=3, end_offset=8)})
+    assert world.request().max_wait_ms == 500
+    world.answer([diverging])
+    assert world.request().max_wait_ms == 10
+    world.answer()
+    assert world.request().max_wait_ms == 10
+    world.fetch.resume(TOPIC, 0)
+    world.answer()
+    assert world.request().max_wait_ms == 500
+    for end in (lambda: world.fetch.stop(TOPIC, 0, FAILED), lambda: world.fetch.remove(TOPIC, 0)):
+        world.fetch.stop(TOPIC, 0, TRUNCATING)
+        world.answer()
+        assert world.request().max_wait_ms == 10
+        end()
+        world.answer()
+        assert world.request().max_wait_ms == 500
+
+
 def test_t17_an_answer_of_before_a_partition_was_cut_or_added_anew_is_ignored(world, leader):
     log = world.log()
     leader.append(count=2)

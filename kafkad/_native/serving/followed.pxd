@@ -38,6 +38,7 @@ cdef class FollowedPartitions:
     cdef int32_t count, capacity
     cdef Followed** changed         # those that the next request must name, or tell the session to forget
     cdef int32_t changed_count, changed_capacity
+    cdef int32_t truncating         # how many are in this state
     cdef dict forgotten             # keys: (topic id, index) that the session has, and the next request removes
     cdef list removed               # partitions removed during parsing: kept until it is over
     cdef Followed* current          # NULL: not asked for, or stopped or removed since
@@ -48,4 +49,5 @@ cdef class FollowedPartitions:
     cdef Followed* known(self, bytes topic_id, int32_t index) except? NULL
     cdef int follow(self, Partition partition, bytes topic_id, int32_t index, int32_t leader_epoch) except -1
     cdef bint restart(self, bytes topic_id, int32_t index) except -1
+    cdef void enter(self, Followed* followed, uint8_t state) noexcept nogil
     cdef void list_changed(self, Followed* followed) noexcept nogil

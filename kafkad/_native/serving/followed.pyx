@@ -165,6 +165,7 @@ cdef class FollowedPartitions:
             return False
         at = self.place_of(followed.topic_id, index)
         self.count -= 1
+        self.truncating -= followed.state == TRUNCATING
         memmove(&self.followed[at], &self.followed[at + 1], (self.count - at) * sizeof(Followed*))
         if followed.listed:
             for i in range(self.changed_count):
@@ -187,7 +188,7 @@ cdef class FollowedPartitions:
         cdef Followed* followed = self.known(topic_id, index)
         if followed is NULL:
             return False
-        followed.state = FETCHING
+        self.enter(followed, FETCHING)
         followed.asked_offset = -1              # the current answer is ignored
         if self.current is followed:
             self.current = NULL
@@ -199,7 +200,7 @@ cdef class FollowedPartitions:
         cdef Followed* followed = self.known(topic_id, index)
         KAFKAD_CHECK(DELAYED <= state <= FAILED)
         if followed is not NULL:
-            followed.state = <uint8_t>state
+            self.enter(followed, <uint8_t>state)
             if self.current is followed:
                 self.current = NULL
             self.list_changed(followed)
@@ -211,6 +212,10 @@ cdef class FollowedPartitions:
 
     def __len__(self):
         return self.count
+
+    cdef void enter(self, Followed* followed, uint8_t state) noexcept nogil:
+        self.truncating += (state == TRUNCATING) - (followed.state == TRUNCATING)
+        followed.state = state
 
     cdef void list_changed(self, Followed* followed) noexcept nogil:
         if not followed.listed:

@@ -57,6 +57,7 @@ cdef enum:
     EMPTY_ANSWERS = 64              # more of them than this within EMPTY_MS delay the next request. A leader that expects
                                     # followers answers every 10 ms (fetch_state.EXPECTED_WAIT_MS), which is not too often
     EMPTY_MS = 500
+    TRUNCATING_WAIT_MS = 10         # of a request while a partition is truncated, which only the next one can name
     GOES_ON_MAX = 4                 # calls of `go_on` at one place
     TURN_US = 5000
 
@@ -298,7 +299,7 @@ cdef class ReplicaFetch(FollowedPartitions):
         write_i8(out, 0)                                # header tags
         if self.version < 15:
             write_i32(out, self.broker_id)
-        write_i32(out, self.max_wait_ms)
+        write_i32(out, min(self.max_wait_ms, <int32_t>TRUNCATING_WAIT_MS) if self.truncating else self.max_wait_ms)
         write_i32(out, self.min_bytes)
         write_i32(out, self.max_bytes)
         write_i8(out, 0)                                # isolation level
@@ -687,7 +688,7 @@ cdef class ReplicaFetch(FollowedPartitions):
             self.note(followed, DELAYED, self.code, NULL)
             return
         if self.diverging_epoch != -1 or self.diverging_end != -1:
-            followed.state = TRUNCATING
+            self.enter(followed, TRUNCATING)
             self.list_changed(followed)
             with gil:
                 self.events.append(("diverged", (PyBytes_FromStringAndSize(<char*>followed.topic_id, 16), followed.index,
@@ -707,7 +708,7 @@ cdef class ReplicaFetch(FollowedPartitions):
 
     cdef void note(self, Followed* followed, uint8_t state, int code, const char* why) noexcept nogil:
         # The partition stops; `sink` decides for how long.
-        followed.state = state
+        self.enter(followed, state)
         self.list_changed(followed)
         with gil:
             topic_id = PyBytes_FromStringAndSize(<char*>followed.topic_id, 16)
@@ -742,7 +743,7 @@ cdef class ReplicaFetch(FollowedPartitions):
         # `current` is NULL if the failed call has removed or stopped it.
         cdef Followed* followed = self.current
         if followed is not NULL:
-            followed.state = DELAYED
+            self.enter(followed, DELAYED)
             self.list_changed(followed)
             topic_id = PyBytes_FromStringAndSize(<char*>followed.topic_id, 16)
             self.events.append(("refused", (topic_id, followed.index, followed.leader_epoch, error)))

@@ -1,11 +1,14 @@
-"""A topic that is deleted gives its disk space back, whoever has read it."""
+"""A topic that is deleted gives its disk space back, whoever has read it. A producer goes on in the next
+topic of that name."""
 
 import os
+import time
 from contextlib import ExitStack
 
 from kafkad.protocol import messages
 from kafkad.testing import Broker
-from tests.clients import wait_until
+from tests import clients
+from tests.clients import admin_client, producer, wait_until
 from tests.integration.test_workers import QUICK, read_values, wires_to_all
 from tests.wire import batch, create_topic, produce
 
@@ -38,3 +41,20 @@ def test_no_worker_keeps_files_of_a_deleted_topic_open(tmp_path):
         assert wires[1].ask(request, 4).responses[0].error_code == 0
         for pid in broker.worker_pids.values():
             wait_until(lambda pid=pid: not open_files(pid, "gone"), timeout=10)
+
+
+def test_a_producer_goes_on_at_once_when_its_topic_was_deleted_and_created_again():
+    """Its sequence numbers go on, too, and the new log knows nothing of it."""
+    offsets = []
+    with Broker(workers=2) as broker:
+        admin = admin_client(broker)
+        writer = producer(broker, **{"enable.idempotence": True})
+        for turn in range(3):
+            clients.create_topic(broker, "again")
+            begun = time.monotonic()
+            for _ in range(5):
+                writer.produce("again", b"x", on_delivery=lambda _, message: offsets.append(message.offset()))
+                assert writer.flush(60) == 0
+            assert turn == 0 or time.monotonic() - begun < 10
+            admin.delete_topics(["again"])["again"].result(30)
+    assert offsets == [0, 1, 2, 3, 4] * 3

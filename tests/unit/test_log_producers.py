@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 from unittest.mock import Mock
 
 import pytest
@@ -116,6 +117,59 @@ def test_what_overtook_the_first_batch_of_a_producer_is_to_come_again(world):
     assert refusal(world, 1, producer_id=9) == NOT_LEADER_OR_FOLLOWER
     world.log.native.expect_order()  # as 30 s later
     assert send(world, 1, producer_id=9).base_offset == 4
+
+
+@pytest.fixture
+def created(tmp_path):
+    """A log that has just been created."""
+    world = LogWorld(tmp_path)
+    world.restart(lead=False)
+    world.log.set_leader_epoch(0)
+    return world
+
+
+def test_the_first_batch_that_comes_again_begins_although_it_is_not_at_zero(created):
+    """The producer has written to an earlier topic of this name. After a refusal clients send again from the
+    lowest sequence on that was not acknowledged."""
+    assert refusal(created, 7) == NOT_LEADER_OR_FOLLOWER
+    assert refusal(created, 5, 2) == NOT_LEADER_OR_FOLLOWER  # which came another way
+    assert refusal(created, 7) == NOT_LEADER_OR_FOLLOWER
+    assert refusal(created, 5, producer_id=8) == NOT_LEADER_OR_FOLLOWER
+    assert send(created, 5, 2)[:2] == (0, 2)
+    assert send(created, 7)[:2] == (2, 3)
+    assert send(created, 5, 2)[:2] == (0, 2)
+    assert refusal(created, 9) == OUT_OF_ORDER
+    assert refusal(created, 5, producer_id=8, epoch=1) == NOT_LEADER_OR_FOLLOWER
+    assert send(created, 5, producer_id=8, epoch=1).base_offset == 3
+
+
+def test_of_many_producers_that_begin_in_the_middle_the_latest_are_known(created):
+    for producer_id in range(200):
+        assert refusal(created, 5, producer_id=producer_id) == NOT_LEADER_OR_FOLLOWER
+    assert send(created, 5, producer_id=199).base_offset == 0
+    assert send(created, 5, producer_id=136).base_offset == 1
+    assert refusal(created, 5, producer_id=135) == NOT_LEADER_OR_FOLLOWER
+    assert send(created, 5, producer_id=135).base_offset == 2
+
+
+def test_a_batch_that_comes_again_does_not_overtake_one_that_may_be_refused_meanwhile(created):
+    """By another leader, or because the disk is full."""
+    assert refusal(created, 1) == NOT_LEADER_OR_FOLLOWER
+    time.sleep(0.002)
+    created.log.native.expect_stragglers(0)
+    for _ in range(3):
+        assert refusal(created, 1) == NOT_LEADER_OR_FOLLOWER
+    assert send(created, 0).base_offset == 0
+    assert send(created, 1).base_offset == 1
+    created.log.resign()
+    created.epoch = 1
+    created.log.set_leader_epoch(1)
+    for _ in range(3):
+        assert refusal(created, 1, producer_id=8) == NOT_LEADER_OR_FOLLOWER
+    time.sleep(2.1)
+    assert refusal(created, 1, producer_id=9) == NOT_LEADER_OR_FOLLOWER
+    for producer_id, offset in ((8, 2), (9, 3)):
+        assert send(created, 1, producer_id=producer_id).base_offset == offset
 
 
 def test_a_producer_that_was_forgotten_for_its_age_goes_on_at_once(world):

@@ -1,6 +1,6 @@
 """Appending one batch to the log: see partition_appends.pyx."""
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 
 from kafkad._native.log.segments cimport Segment
 from kafkad._native.log.partition_flushes cimport PartitionFlushes
@@ -26,6 +26,11 @@ cdef struct AppendInfo:
     int admission                   # input: the request's relation to transactions, see guards.pxd
     uint32_t guard                  # input: the append's guard, or 0; output of NEED_TRANSACTION: a new guard
 
+cdef struct Beginning:              # the first batch of a producer that is not known, refused
+    int64_t producer_id
+    int32_t base_sequence
+    int16_t epoch
+
 cdef class PartitionAppends(PartitionFlushes):
     cdef Rules rules
     cdef int32_t index_interval_bytes
@@ -37,6 +42,9 @@ cdef class PartitionAppends(PartitionFlushes):
     cdef readonly uint32_t guard            # of the last try_append or ask_guard that returned NEED_TRANSACTION
     cdef readonly int wants                 # why the last append returned NEED_PYTHON: WANTS_ROLL or WANTS_SLOW_PATH
     cdef int written                        # state of a batch that was written ahead: see try_append
+    cdef Beginning* beginnings              # a ring of BEGINNINGS_MAX, the latest replace the oldest; NULL: none yet
+    cdef int beginning_count                # how many were noted
+    cdef int64_t beginnings_since           # `begun_ms` at that time: if it has moved, batches were refused since
     cdef int unpacking                      # connections of other workers that have a batch in decompression
 
     # Appends one client batch (the `records` field of one partition in a Produce). The bytes are patched in place and
@@ -48,6 +56,9 @@ cdef class PartitionAppends(PartitionFlushes):
 
     # Appends a v2 batch that was made of a client's message set, after `append` returned NEED_PYTHON for the set.
     cdef int append_made(self, uint8_t* batch, size_t size, int64_t now_ms, AppendInfo* info) noexcept nogil
+
+    # Whether a batch of a producer that is not known, and does not begin at sequence 0, comes for the second time.
+    cdef bint begins_again(self, int64_t producer_id, int16_t epoch, int32_t base_sequence) noexcept nogil
 
     cdef int admit(self, const uint8_t* records, int64_t now_ms, bint last, AppendInfo* info) noexcept nogil
     cdef int append_checked(self, uint8_t* records, size_t size, int origin, int32_t epoch, int64_t now_ms,

@@ -9,6 +9,7 @@ import os
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.errno cimport EFBIG, EIO, EMFILE, ENFILE, ENOMEM, ENOSPC, EROFS
 from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from kafkad._native.log.aborted cimport aborted_append, aborted_undo
@@ -52,6 +53,7 @@ cdef enum:
     LARGE_BATCH = 2 * 1024 * 1024   # a larger batch is checked in a thread; see log/pending_append.py
     NEW_LEADER_MS = 2000            # for so long, a batch may have overtaken others that came before this leader led
     BEGINNING_MS = 30000            # so long a client waits for an answer (request.timeout.ms), and a quota may hold a batch
+    BEGINNINGS_MAX = 64             # producers that begin in the middle at the same time; others wait for BEGINNING_MS
 
 cdef enum:                          # origins of a batch for append_checked
     CLIENT = 0
@@ -147,6 +149,7 @@ cdef class PartitionAppends(PartitionFlushes):
 
     def __dealloc__(self):
         guards_free(&self.guards)
+        free(self.beginnings)
 
     def configure(self, *, int32_t max_message_bytes, int compression_type, bint log_append_time, int64_t before_max_ms,
                   int64_t after_max_ms, bint compacted, int64_t segment_bytes, int64_t segment_age_max_ms,
@@ -270,6 +273,33 @@ cdef class PartitionAppends(PartitionFlushes):
             info.message = refusal_of_producer(code)
         return code
 
+    cdef bint begins_again(self, int64_t producer_id, int16_t epoch, int32_t base_sequence) noexcept nogil:
+        # After a refusal a client sends its batches again from the lowest sequence on that was not acknowledged. So if the
+        # batch that was refused here is the first one to come again, there is none before it: the producer has written to
+        # an earlier topic of this name, for example. But another leader may still hold one for a moment.
+        cdef Beginning* beginning
+        cdef int i
+        if self.beginnings is NULL:
+            self.beginnings = <Beginning*>calloc(BEGINNINGS_MAX, sizeof(Beginning))
+            if self.beginnings is NULL:
+                return False
+        if self.beginnings_since != self.begun_ms:
+            self.beginnings_since = self.begun_ms
+            self.beginning_count = 0
+        for i in range(min(self.beginning_count, BEGINNINGS_MAX)):
+            beginning = &self.beginnings[i]
+            if beginning.producer_id == producer_id and beginning.epoch == epoch:
+                if base_sequence < beginning.base_sequence:
+                    beginning.base_sequence = base_sequence
+                    return False
+                return base_sequence == beginning.base_sequence and (
+                    self.begun_ms == self.created_ms or kafkad_monotonic_ms() - NEW_LEADER_MS >= self.begun_ms)
+        beginning = &self.beginnings[self.beginning_count % BEGINNINGS_MAX]
+        beginning.producer_id, beginning.epoch, beginning.base_sequence = producer_id, epoch, base_sequence
+        # Below 2 * BEGINNINGS_MAX, so that it does not overflow.
+        self.beginning_count += 1 if self.beginning_count < 2 * BEGINNINGS_MAX - 1 else 1 - BEGINNINGS_MAX
+        return False
+
     cdef int append_checked(self, uint8_t* records, size_t size, int origin, int32_t epoch, int64_t now_ms,
                             AppendInfo* info) noexcept nogil:
         # Appends one valid v2 batch. All checks come before the write; nothing after the write can fail.
@@ -323,7 +353,8 @@ cdef class PartitionAppends(PartitionFlushes):
                 # If the batches before this one were refused, and this one were accepted, those would be refused for good,
                 # as out of order. librdkafka takes the answer to a later batch as one to all before it, and the
                 # application would believe that they were written.
-                if kafkad_monotonic_ms() - BEGINNING_MS < self.begun_ms:
+                if kafkad_monotonic_ms() - BEGINNING_MS < self.begun_ms and not self.begins_again(
+                        producer_id, producer_epoch, base_sequence):
                     info.message = b"batches before this one may have been refused: this producer has to begin at sequence 0"
                     return NOT_LEADER_OR_FOLLOWER
                 code = 0

@@ -31,6 +31,7 @@ cdef class PartitionState:
     cdef readonly bint open                 # led here and online; otherwise append and read return an error code
     cdef int64_t opened_ms                  # batches that came before may have been refused; monotonic
     cdef int64_t begun_ms                   # so, and of producers that are not known; also of an empty log
+    cdef int64_t created_ms                 # `begun_ms` if the log was new then, and had no other leader; INT64_MIN
     # set by the reactor: called on every advance, whichever call caused it
     cdef AdvanceFunction advanced
     cdef void* advanced_context

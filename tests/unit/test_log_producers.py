@@ -155,7 +155,6 @@ def test_of_many_producers_that_begin_in_the_middle_the_latest_are_known(created
 def test_a_batch_that_comes_again_does_not_overtake_one_that_may_be_refused_meanwhile(created):
     """By another leader, or because the disk is full."""
     assert refusal(created, 1) == NOT_LEADER_OR_FOLLOWER
-    time.sleep(0.002)
     created.log.native.expect_stragglers(0)
     for _ in range(3):
         assert refusal(created, 1) == NOT_LEADER_OR_FOLLOWER

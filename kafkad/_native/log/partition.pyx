@@ -59,7 +59,8 @@ cdef class Partition(PartitionRuns):
         if not self.open:
             self.begun_ms = kafkad_monotonic_ms()
             self.opened_ms = self.begun_ms if self.row.log_end_offset > 0 else INT64_MIN
-            self.created_ms = self.begun_ms if epoch == 0 and self.row.log_end_offset == 0 else INT64_MIN
+            self.begun_count += 1
+            self.is_new = epoch == 0 and self.row.log_end_offset == 0
         self.open = self.failure == 0
         self.settle_durable()
         if led and higher:

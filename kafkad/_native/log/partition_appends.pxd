@@ -44,7 +44,7 @@ cdef class PartitionAppends(PartitionFlushes):
     cdef int written                        # state of a batch that was written ahead: see try_append
     cdef Beginning* beginnings              # a ring of BEGINNINGS_MAX, the latest replace the oldest; NULL: none yet
     cdef int beginning_count                # how many were noted
-    cdef int64_t beginnings_since           # `begun_ms` at that time: if it has moved, batches were refused since
+    cdef int64_t beginnings_since           # `begun_count` at that time: if it has moved, batches were refused since
     cdef int unpacking                      # connections of other workers that have a batch in decompression
 
     # Appends one client batch (the `records` field of one partition in a Produce). The bytes are patched in place and

@@ -175,6 +175,8 @@ cdef class PartitionAppends(PartitionFlushes):
         """Treat the next `ms` like the time before this broker led: it may refuse batches. A batch that overtakes one of
         them gets NOT_LEADER_OR_FOLLOWER, until NEW_LEADER_MS later, or BEGINNING_MS for a producer that is not known."""
         self.begun_ms = max(self.begun_ms, kafkad_monotonic_ms() + ms)
+        self.begun_count += 1
+        self.is_new = False
         self.opened_ms = max(self.opened_ms, self.begun_ms)
 
     def expect_forgotten(self) -> None:
@@ -283,8 +285,8 @@ cdef class PartitionAppends(PartitionFlushes):
             self.beginnings = <Beginning*>calloc(BEGINNINGS_MAX, sizeof(Beginning))
             if self.beginnings is NULL:
                 return False
-        if self.beginnings_since != self.begun_ms:
-            self.beginnings_since = self.begun_ms
+        if self.beginnings_since != self.begun_count:
+            self.beginnings_since = self.begun_count
             self.beginning_count = 0
         for i in range(min(self.beginning_count, BEGINNINGS_MAX)):
             beginning = &self.beginnings[i]
@@ -293,7 +295,7 @@ cdef class PartitionAppends(PartitionFlushes):
                     beginning.base_sequence = base_sequence
                     return False
                 return base_sequence == beginning.base_sequence and (
-                    self.begun_ms == self.created_ms or kafkad_monotonic_ms() - NEW_LEADER_MS >= self.begun_ms)
+                    self.is_new or kafkad_monotonic_ms() - NEW_LEADER_MS >= self.begun_ms)
         beginning = &self.beginnings[self.beginning_count % BEGINNINGS_MAX]
         beginning.producer_id, beginning.epoch, beginning.base_sequence = producer_id, epoch, base_sequence
         # Below 2 * BEGINNINGS_MAX, so that it does not overflow.

@@ -31,7 +31,8 @@ cdef class PartitionState:
     cdef readonly bint open                 # led here and online; otherwise append and read return an error code
     cdef int64_t opened_ms                  # batches that came before may have been refused; monotonic
     cdef int64_t begun_ms                   # so, and of producers that are not known; also of an empty log
-    cdef int64_t created_ms                 # `begun_ms` if the log was new then, and had no other leader; INT64_MIN
+    cdef int64_t begun_count                # how often `begun_ms` was set
+    cdef bint is_new                        # led since it was created, and `begun_ms` was not set since
     # set by the reactor: called on every advance, whichever call caused it
     cdef AdvanceFunction advanced
     cdef void* advanced_context

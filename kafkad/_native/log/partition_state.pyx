@@ -55,7 +55,6 @@ cdef class PartitionState:
         self.closed_code = NOT_LEADER_OR_FOLLOWER
         self.opened_ms = INT64_MIN
         self.begun_ms = INT64_MIN
-        self.created_ms = INT64_MIN
         self.row_begin()
         self.row.partition = index
         if topic_id is not None:

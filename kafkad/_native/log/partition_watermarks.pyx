@@ -228,6 +228,8 @@ cdef class PartitionWatermarks(PartitionReads):
         if lacked and self.row.isr_count >= self.row.isr_count_min:
             # Batches of acks=all were refused until now.
             self.begun_ms = max(self.begun_ms, kafkad_monotonic_ms())
+            self.begun_count += 1
+            self.is_new = False
             self.opened_ms = max(self.opened_ms, self.begun_ms)
 
     def forget_replicas(self) -> None:

@@ -22,6 +22,7 @@ class Known:
     sequences: list[int] = field(
         default_factory=list
     )  # of its batches, each of one record; the last five count
+    ended: int = 0  # how many of these are of ended transactions
 
 
 class SlowGuards:
@@ -32,7 +33,8 @@ class SlowGuards:
     def append(self, producer: int, epoch: int, sequence: int, implicit: bool, guard: int) -> int | str:
         known, waiting = self.producers.get(producer), self.guards.get(producer)
         if known is not None and known.epoch == epoch and sequence in known.sequences[-5:]:
-            return "appended"  # a retry
+            is_retry = known.sequences.index(sequence) >= known.ended
+            return "appended" if is_retry else OUT_OF_ORDER  # unlike Kafka, see docs/differences.md
         ongoing = known is not None and known.ongoing and known.epoch == epoch
         if not ongoing:
             if known is not None and epoch < known.epoch:
@@ -72,6 +74,7 @@ class SlowGuards:
             self.producers[producer] = Known(epoch, False)
         else:
             known.ongoing = False
+            known.ended = len(known.sequences)
         if waiting is not None and not (waiting.implicit and waiting.epoch == epoch):
             del self.guards[producer]
         return 0

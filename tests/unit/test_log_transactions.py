@@ -11,11 +11,13 @@ import pytest
 from kafkad._native.log.producer_table import ProducerTable
 from kafkad._native.log.segment_recovery import replay_producers
 from kafkad._native.wire.crc32c import checksum
+from kafkad.log.admission import Admission
 from kafkad.log.txn_index import AbortedTxn, encode_entry, read_txn_index
 from kafkad.protocol.errors import (
     INVALID_PRODUCER_EPOCH,
     INVALID_TXN_STATE,
     NOT_LEADER_OR_FOLLOWER,
+    OUT_OF_ORDER_SEQUENCE_NUMBER,
     TRANSACTION_COORDINATOR_FENCED,
     UNKNOWN_SERVER_ERROR,
     KafkaError,
@@ -205,6 +207,31 @@ def test_a_marker_that_raises_the_epoch_forgets_the_sequences(world):
     begin(world, 7)
     end(world, 7, epoch=1, version=2)
     assert begin(world, 7, 0, epoch=1) == 2
+
+
+@pytest.mark.parametrize("commit", [False, True])
+def test_a_batch_with_the_sequence_of_an_ended_transaction_is_no_retry_of_it(world, commit):
+    """librdkafka uses the sequence of a batch again that it had sent, and dropped when it aborted. Told that
+    the next one is there already, it would commit without it."""
+
+    def send(sequence: int) -> int:
+        data = idempotent(sequence, 1, 7, transactional=True)
+        return world.log.append_client(data, 1_000, Admission.UNVERIFIED).base_offset
+
+    def refused(sequence: int) -> int:
+        with pytest.raises(KafkaError) as caught:
+            send(sequence)
+        return caught.value.code
+
+    assert [send(0), send(1), send(0), send(1)] == [0, 1, 0, 1]
+    end(world, 7, commit=commit)
+    assert [refused(0), refused(1)] == [OUT_OF_ORDER_SEQUENCE_NUMBER] * 2
+    assert [send(2), send(2), send(3), send(2)] == [3, 3, 4, 3]
+    assert [refused(0), refused(1)] == [OUT_OF_ORDER_SEQUENCE_NUMBER] * 2
+    end(world, 7, commit=commit)
+    world.restart()
+    assert refused(3) == OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert send(4) == 6
 
 
 def test_a_plain_batch_in_an_open_transaction_is_refused(world):

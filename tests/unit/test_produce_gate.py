@@ -129,8 +129,10 @@ def test_a_retry_is_answered_without_a_question(world):
     client = world.connect()
     for _ in range(2):
         assert [part.base_offset for part in ask(client, {0: transactional(0)})] == [0]
-    end(partition)
-    assert [part.base_offset for part in ask(client, {0: transactional(0)})] == [0]
+    end(partition)  # with the same sequence, the next one is no retry
+    assert [part.error_code for part in ask(client, {0: transactional(0)})] == [
+        errors.OUT_OF_ORDER_SEQUENCE_NUMBER
+    ]
     assert asks(world) == 1
     assert partition.end_offset == 2
 

@@ -23,7 +23,7 @@ from kafkad._native.log.index cimport (
     index_has_room, index_reserve, offset_index_append, time_entry_timestamp, time_index_append)
 from kafkad._native.log.batch_search cimport lookup_make_ring, lookup_remember
 from kafkad._native.log.producer_table cimport (
-    ASK_LOG, MAY_SKIP, Producer, ProducerBatch, parse_marker, producer_check, producer_end, producer_find, producer_record,
+    ASK_LOG, HAS_ENDED, MAY_SKIP, Producer, ProducerBatch, parse_marker, producer_check, producer_end, producer_find, producer_record,
     producer_reserve)
 from kafkad._native.log.segments cimport (
     PATH_SIZE, Segment, kafkad_monotonic_ms, log_file_written, segment_first_timestamp, segment_open_for_append,
@@ -261,10 +261,12 @@ cdef class PartitionAppends(PartitionFlushes):
         cdef int16_t epoch = get_i16(records + PRODUCER_EPOCH_AT)
         cdef int32_t base_sequence = get_i32(records + BASE_SEQUENCE_AT)
         cdef int code
-        if not last and (producer_id < 0 or base_sequence < 0 or producer_check(
+        if not last:
+            code = -1 if producer_id < 0 or base_sequence < 0 else producer_check(
                 self.producer_map, producer_id, epoch, base_sequence, get_i32(records + LAST_OFFSET_DELTA_AT), True, True,
-                &duplicate) == -1):
-            return 0                                    # the check of the batch will find it
+                &duplicate)
+            if code == -1 or code == HAS_ENDED:
+                return 0                                # the check of the batch will find it
         code = guards_admit(&self.guards, self.producer_map, info.admission, producer_id, epoch, base_sequence, now_ms, last,
                             &info.guard)
         if code == INVALID_REQUEST:
@@ -344,7 +346,9 @@ cdef class PartitionAppends(PartitionFlushes):
             if code == ASK_LOG:
                 self.wants = WANTS_PRODUCERS
                 return NEED_PYTHON
-            if code == OUT_OF_ORDER_SEQUENCE_NUMBER and origin == CLIENT and (
+            if code == HAS_ENDED:
+                code = OUT_OF_ORDER_SEQUENCE_NUMBER
+            elif code == OUT_OF_ORDER_SEQUENCE_NUMBER and origin == CLIENT and (
                     kafkad_monotonic_ms() - NEW_LEADER_MS < self.opened_ms):
                 # The batches before this one may have come before this broker led, and been refused. After this answer
                 # librdkafka sends all in order again; OUT_OF_ORDER_SEQUENCE_NUMBER would make it repeat records that

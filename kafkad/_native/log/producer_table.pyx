@@ -1,7 +1,9 @@
 """The idempotent producers of one partition, in C: which batch may follow.
 
 Every producer id keeps its last five batches. So a retry is recognised (same epoch, same sequence range) and answered
-with the first copy's offsets, and a gap is refused. The rules are those of Kafka's ProducerAppendInfo: an old epoch is
+with the first copy's offsets, and a gap is refused. A transactional batch with the sequence of one of an ended
+transaction is not one of its retries, which a client sends before it ends the transaction: librdkafka uses the sequence
+of a batch again that it has sent and then dropped. The rules are those of Kafka's ProducerAppendInfo: an old epoch is
 INVALID_PRODUCER_EPOCH; a new epoch must begin at sequence 0; an unknown producer may begin anywhere (MAY_SKIP),
 because its records may have been deleted; 0 follows 2^31 - 1. `kafkad.log.producer_state` handles time and files."""
 
@@ -65,6 +67,9 @@ cdef int producer_check(const ProducerMap* map, int64_t producer_id, int16_t epo
             if (producer.batches[i].last_sequence == last_sequence
                     and first_sequence(&producer.batches[i]) == base_sequence):
                 duplicate[0] = producer.batches[i]
+                if transactional and (producer.transaction_start < 0
+                                      or producer.batches[i].last_offset < producer.transaction_start):
+                    return HAS_ENDED                            # a retry comes before its transaction ends
                 return -1
     if epoch < producer.epoch:
         return INVALID_PRODUCER_EPOCH
@@ -354,7 +359,7 @@ cdef class ProducerTable:
             return (-1, duplicate.last_offset - duplicate.offset_delta, duplicate.last_offset)
         if code == ASK_LOG:
             code = OUT_OF_ORDER_SEQUENCE_NUMBER
-        return (0 if code == MAY_SKIP else code, -1, -1)
+        return (0 if code == MAY_SKIP else OUT_OF_ORDER_SEQUENCE_NUMBER if code == HAS_ENDED else code, -1, -1)
 
     def record(self, int64_t producer_id, int16_t epoch, int32_t base_sequence, int64_t base_offset, int64_t last_offset,
                int64_t timestamp, bint transactional=False) -> None:

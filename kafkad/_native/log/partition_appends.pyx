@@ -23,8 +23,8 @@ from kafkad._native.log.index cimport (
     index_has_room, index_reserve, offset_index_append, time_entry_timestamp, time_index_append)
 from kafkad._native.log.batch_search cimport lookup_make_ring, lookup_remember
 from kafkad._native.log.producer_table cimport (
-    ASK_LOG, HAS_ENDED, MAY_SKIP, Producer, ProducerBatch, parse_marker, producer_check, producer_end, producer_find, producer_record,
-    producer_reserve)
+    ASK_LOG, HAS_ENDED, MAY_SKIP, Producer, ProducerBatch, parse_marker, producer_check, producer_end, producer_find,
+    producer_record, producer_reserve)
 from kafkad._native.log.segments cimport (
     PATH_SIZE, Segment, kafkad_monotonic_ms, log_file_written, segment_first_timestamp, segment_open_for_append,
     segment_path)

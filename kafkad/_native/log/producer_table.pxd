@@ -34,8 +34,9 @@ cdef enum:
     HAS_ENDED = -4              # a verdict: the sequence is that of a batch of an ended transaction
 
 # Checks the next batch of a producer. 0: in sequence, or not checked; -1: a retry, and `duplicate` is the first copy;
-# ASK_LOG; MAY_SKIP, which Kafka accepts; HAS_ENDED, which Kafka takes for a retry; otherwise Kafka's error code. `sequenced`: False for batches not from a client,
-# whose sequence is not checked. A batch that is not `transactional` is refused while its producer has an open transaction.
+# ASK_LOG; MAY_SKIP, which Kafka accepts; HAS_ENDED, which Kafka takes for a retry; otherwise Kafka's error code.
+# `sequenced`: False for batches not from a client, whose sequence is not checked. A batch that is not `transactional` is
+# refused while its producer has an open transaction.
 cdef int producer_check(const ProducerMap* map, int64_t producer_id, int16_t epoch, int32_t base_sequence,
                         int32_t offset_delta, bint sequenced, bint transactional, ProducerBatch* duplicate) noexcept nogil
 

@@ -22,6 +22,9 @@ import pytest
 from tests.file_times import LONG, FileTimes
 
 KINDS = ("kafkad", "jvm")
+# Spark gives a Python process that it starts 10 s, which cannot be configured. On a busy machine that is not
+# always enough. None of our code has run by then, so such a test may begin again, once.
+NO_PYTHON = "Python worker failed to connect back"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -96,6 +99,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     config.hook.pytest_deselected(items=[item for item in items if not is_meant(item)])
     items[:] = [item for item in items if is_meant(item)]
+    for item in items:
+        if item.get_closest_marker("spark"):
+            item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=NO_PYTHON))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

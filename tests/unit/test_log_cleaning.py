@@ -208,7 +208,10 @@ class Cleaners:
             self.cleaner.stop()
             self.scheduler.close()
         assert self.fatal == []
-        assert not [thread for thread in threading.enumerate() if thread.name == "kafkad-cleaner"]
+        cleaners = [thread for thread in threading.enumerate() if thread.name == "kafkad-cleaner"]
+        for thread in cleaners:
+            thread.join(10)  # one whose cleaning has ended may not have returned so far
+        assert not any(thread.is_alive() for thread in cleaners)
 
 
 def keys(log):

@@ -230,7 +230,8 @@ def run_floods(bench: Bench) -> None:
             return Cell(FLOODS[kind], broker, lambda: beside(broker, kind))
 
         def alone(broker: Process) -> Cell:
-            return produce.cell(bench, row, broker, FLOODS_ALONE, **over_tls(broker))
+            # one that spins would keep a core of two, and leave the other one to the broker and the flood
+            return produce.cell(bench, row, broker, FLOODS_ALONE, **over_tls(broker), sleeps=1)
 
         for broker in brokers:
             if isinstance(broker, Jvm):

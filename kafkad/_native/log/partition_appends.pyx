@@ -171,14 +171,6 @@ cdef class PartitionAppends(PartitionFlushes):
             if self.replicas is not NULL:
                 self.count_isr(self.row.isr_count, self.row.isr_count_max)
 
-    def expect_stragglers(self, int64_t ms) -> None:
-        """Treat the next `ms` like the time before this broker led: it may refuse batches. A batch that overtakes one of
-        them gets NOT_LEADER_OR_FOLLOWER, until NEW_LEADER_MS later, or BEGINNING_MS for a producer that is not known."""
-        self.begun_ms = max(self.begun_ms, kafkad_monotonic_ms() + ms)
-        self.begun_count += 1
-        self.is_new = False
-        self.opened_ms = max(self.opened_ms, self.begun_ms)
-
     def expect_forgotten(self) -> None:
         """Producers were forgotten because of their age: from now on, one that is not known may begin in the middle."""
         self.begun_ms = INT64_MIN

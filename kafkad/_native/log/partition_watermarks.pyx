@@ -226,11 +226,15 @@ cdef class PartitionWatermarks(PartitionReads):
         self.row.isr_count_min = min(self.insync_min, count + 1, 255)
         self.row_end()
         if lacked and self.row.isr_count >= self.row.isr_count_min:
-            # Batches of acks=all were refused until now.
-            self.begun_ms = max(self.begun_ms, kafkad_monotonic_ms())
-            self.begun_count += 1
-            self.is_new = False
-            self.opened_ms = max(self.opened_ms, self.begun_ms)
+            self.expect_stragglers(0)                   # batches of acks=all were refused until now
+
+    def expect_stragglers(self, int64_t ms) -> None:
+        """Treat the next `ms` like the time before this broker led: it may refuse batches. A batch that overtakes one of
+        them gets NOT_LEADER_OR_FOLLOWER, until NEW_LEADER_MS later, or BEGINNING_MS for an unknown producer."""
+        self.begun_ms = max(self.begun_ms, kafkad_monotonic_ms() + ms)
+        self.begun_count += 1
+        self.is_new = False
+        self.opened_ms = max(self.opened_ms, self.begun_ms)
 
     def forget_replicas(self) -> None:
         """Forget the followers: this broker does not lead, or leads alone."""

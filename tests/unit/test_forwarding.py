@@ -257,12 +257,19 @@ def test_an_answer_needs_no_list_of_the_segments(workers):
     assert codes_of(client.receive(messages.ProduceResponse, 9, waiting)) == [0]
 
 
-def test_an_owner_killed_in_an_exchange_of_files_is_no_leader(workers):
+@pytest.mark.parametrize("seen", [False, True])
+def test_an_owner_killed_in_an_exchange_of_files_is_no_leader(workers, seen):
+    """`seen`: the other worker has seen all that was before the exchange."""
     workers.partition("t", 0, 1, follows_end=False)
     client = workers.connect(0)
     waiting = client.send_request(produce("t", {0: batch(3)}, -1), 9)
     workers.ask_until(1, "end_offset", "t", 0, want=lambda end: end == 3)
-    workers.ask(1, "advance_and_exchange", "t", 0, 2)
+    if seen:
+        workers.ask(1, "advance", "t", 0, 2)
+        workers.ask_until(0, "high_watermark", "t", 0, want=lambda known: known == 2)
+        workers.ask(1, "begin_exchange", "t", 0)
+    else:
+        workers.ask(1, "advance_and_exchange", "t", 0, 2)
     assert not client.has_answer(PROMPT_S)
     workers.kill(1)
     workers.ask(0, "peer_lost", 1)

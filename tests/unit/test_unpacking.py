@@ -255,9 +255,9 @@ def test_a_topic_that_is_deleted_meanwhile(world):
 def test_a_topic_that_is_deleted_and_made_again_meanwhile(world):
     """Its append was to the old one. Before: the answer waited for the new one to reach that offset."""
     log = world.log("t", 0, topic_id=b"1" * 16)
-    world.log("t", 1, topic_id=b"1" * 16)
+    world.log("t", 1, topic_id=b"1" * 16, max_message_bytes=8 << 20)
     client = world.connect()
-    client.send_request(produce("t", {0: large(), 1: BOMB}), 9)
+    client.send_request(produce("t", {0: large(), 1: slow()}), 9)
     world.poll_until(lambda: log.end_offset == 40)
     assert jobs(world)[1] == 1
     for index in (0, 1):

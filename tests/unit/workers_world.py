@@ -119,6 +119,9 @@ class Worker(World):
         self.advance(topic, index, offset)
         begin_exchange(self.table.get(topic, index))
 
+    def begin_exchange(self, topic, index):
+        begin_exchange(self.table.get(topic, index))
+
     def end_exchange(self, topic, index):
         abandon_exchange(self.table.get(topic, index))
 

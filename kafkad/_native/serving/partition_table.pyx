@@ -23,7 +23,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from kafkad._native.log.partition cimport Partition
 from kafkad._native.log.partition_state cimport PARTITION_GONE, partition_listen
-from kafkad._native.shared.watermarks cimport ROLE_LEADER, Row, kafkad_fence
+from kafkad._native.shared.watermarks cimport ROLE_LEADER, Row, kafkad_fence, kafkad_load
 from kafkad._native.wire.primitives cimport KAFKAD_CHECK
 
 import os
@@ -241,12 +241,15 @@ cdef void table_listen(Entry* entry) noexcept nogil:
 cdef void table_owner_lost(Table* table, int owner) noexcept nogil:
     cdef size_t row
     cdef Entry* entry
+    cdef Row* shared
     for row in range(table.row_capacity):
         entry = table.by_row[row]
         if entry is not NULL and entry.remote and (<Partition>entry.partition).owner == owner and (
                 entry.produces is not NULL or entry.fetches is not NULL):
             table_listen(entry)
-            if (<Partition>entry.partition).freshen() != 0:     # it has died in the middle of a change
+            # Reads go on with the version before a change. But if it has died in the middle of one, none follows.
+            shared = (<Partition>entry.partition).shared
+            if kafkad_load(&shared.sequence) & 1 or (<Partition>entry.partition).freshen() != 0:
                 table_advanced(<void*>entry, <void*>entry.partition, PARTITION_GONE)
 
 

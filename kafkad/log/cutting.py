@@ -82,7 +82,6 @@ class Plan(NamedTuple):
     created_ms: int  # when it was created
     copies: bool  # its bytes go to a new file
     in_place: bool  # unless they must, however much is cut off
-    log_start_offset: int
     index_interval: int
     now_ms: int
     producer_expiration_ms: int
@@ -109,7 +108,6 @@ def plan(log: Cuttable, offset: int, *, in_place: bool) -> Plan:
         copies=size > position
         and (_may_be_sent(log, offset) or (size - position > TAIL_MAX and not in_place)),
         in_place=in_place,
-        log_start_offset=log.log_start_offset,
         index_interval=log.config.index_interval_bytes,
         now_ms=log.flusher.now_ms,
         producer_expiration_ms=log.producer_expiration_ms,
@@ -183,7 +181,6 @@ class Prepared:
             self._producers,
             plan.directory,
             plan.bases,
-            plan.log_start_offset,
             plan.offset,
             plan.now_ms,
             plan.producer_expiration_ms,
@@ -264,14 +261,14 @@ def load_producers(
     producers: ProducerTable,
     directory: str,
     bases: tuple[int, ...],
-    log_start_offset: int,
     end_offset: int,
     now_ms: int,
     expiration_ms: int,
 ) -> int:
     """Fill an empty table with the producers at `end_offset`, from the newest good snapshot and the segments
-    at `bases`. Return where the replay began."""
-    start = log_start_offset
+    at `bases`, also from their batches below the log start: their producers are not gone. Return where the
+    replay began."""
+    start = bases[0]
     for offset in sorted(snapshots_in(directory), reverse=True):
         if offset > end_offset:
             continue
@@ -283,7 +280,7 @@ def load_producers(
         except Malformed as e:
             logger.warning("%s is unreadable and is ignored: %s", path, e)
     for base, next_base in pairwise([*bases, end_offset]):
-        if next_base > start:
+        if next_base > start and base < end_offset:
             replay_producers(segment_file(directory, base, LOG), producers, start, end_offset)
     return start
 

@@ -256,10 +256,10 @@ class Loader:
             end_offset = trusted.end_offset
             self._note_unflushed(bases, recovery_point, end_offset)
         elif bases and trusted is not None:
-            end_offset = self._trust(files, bases, known, trusted, recovery_point, log_start_offset)
+            end_offset = self._trust(files, bases, known, trusted, recovery_point)
             bases = sorted(files.sizes)
         if end_offset is None and bases and not clean:
-            end_offset = self._recover(files, bases, known, recovery_point, log_start_offset)
+            end_offset = self._recover(files, bases, known, recovery_point)
             bases = sorted(files.sizes)
         elif bases and (clean or rested):
             self._find_epochs(bases)
@@ -272,7 +272,7 @@ class Loader:
                 self.native.drop_segments(0, self.native.count)
                 if end_offset < recovery_point:
                     recovery_point = 0  # it belonged to other files
-                end_offset = self._recover(files, bases, known, recovery_point, log_start_offset)
+                end_offset = self._recover(files, bases, known, recovery_point)
                 bases = sorted(files.sizes)
                 self._add_segments(files, bases, known)
         if end_offset is None or end_offset < log_start_offset:
@@ -462,7 +462,6 @@ class Loader:
         bases: list[int],
         known: dict[int, SegmentScan],
         recovery_point: int,
-        log_start: int,
     ) -> int:
         first = max((at for at, base in enumerate(bases) if base <= recovery_point), default=0)
         if first > 0 and files.sizes[bases[first]] == 0:
@@ -470,8 +469,8 @@ class Loader:
         self._find_epochs(bases[:first])
         self._rebuild_indexes(files, bases[:first], known)
         start = self._load_newest_snapshot(files, bases[first])
-        if start is None:
-            start = max(log_start, bases[0])
+        if start is None:  # batches below the log start count: their producers go on, and retry
+            start = bases[0]
         self._replay(self.producers, bases[:first], start, bases[first])
         for at in range(first, len(bases)):
             base = bases[at]
@@ -503,7 +502,6 @@ class Loader:
         known: dict[int, SegmentScan],
         trusted: OwnersRow,
         flushed_offset: int,
-        log_start: int,
     ) -> int | None:
         """Return the log's end, found by the headers of the last segment alone. None if the files contradict
         the row: then every batch is checked."""
@@ -516,7 +514,7 @@ class Loader:
         active = mine[-1]
         start = self._load_newest_snapshot(files, active)
         if start is None:
-            start = max(log_start, mine[0])
+            start = mine[0]
         self._replay(self.producers, mine[:-1], start, active)
         self._find_epochs(mine[:-1])
         # Readers may have the indexes open: they keep the old files.

@@ -178,7 +178,6 @@ def reload_producers(log: Truncated, end_offset: int) -> None:
         producers,
         log.directory,
         tuple(base for base, _, _ in log.native.segment_rows()),
-        log.log_start_offset,
         end_offset,
         log.flusher.now_ms,
         log.producer_expiration_ms,

@@ -17,6 +17,7 @@ import pytest
 from kafkad._native.log.partition import Partition
 from kafkad._native.shared.watermarks import WatermarkTable
 from kafkad.log import leader_epochs, recovery
+from kafkad.log.admission import Admission
 from kafkad.log.filenames import INDEX, LEADER_EPOCHS, LOG, SNAPSHOT, TIME_INDEX, segment_file
 from kafkad.log.leader_epochs import LeaderEpochs
 from kafkad.log.log import Log
@@ -309,6 +310,34 @@ def test_the_five_last_batches_of_each_producer_are_known(succession):
             again = log.append_client(idempotent(sequence, producer_id=producer), 1_000)
             assert again.base_offset == 2 * sequence + producer - 7
     assert log.end_offset == 60
+
+
+@pytest.mark.parametrize("how", ["killed", "crashed", "truncated"])
+@pytest.mark.parametrize("log_start", [2, 3, 4])
+def test_a_producer_whose_records_were_deleted_is_known(succession, how, log_start):
+    """The file still has them. The marker, which may be all that is left, tells no sequence number."""
+    world = succession.world
+
+    def send(sequence: int) -> int:
+        data = idempotent(sequence, producer_id=7, transactional=True)
+        return world.log.append_client(data, 1_000, Admission.UNVERIFIED).base_offset
+
+    world.append(idempotent(0, producer_id=8))
+    send(0)
+    world.log.append_marker(7, 0, 0, commit=True, version=0, now_ms=1_000)
+    world.append()
+    world.log.delete_records(log_start)
+    if how == "killed":
+        succession.crash()
+    elif how == "crashed":
+        world.crash(log_start_offset=log_start)
+    else:
+        world.append()
+        world.log.truncate_to(4)
+    assert world.log.log_start_offset == log_start
+    assert world.append(idempotent(0, producer_id=8)) == 0  # a retry
+    assert world.append(idempotent(1, producer_id=8)) == 4
+    assert send(1) == world.log.last_stable_offset == 5
 
 
 def test_an_open_transaction_holds_the_last_stable_offset_and_an_aborted_one_is_known(succession):

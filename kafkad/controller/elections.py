@@ -4,7 +4,8 @@
 would write (PartitionChangeBuilder), or None if nothing changes. Its steps, in order:
 
     complete a reassignment if possible: its adding and removing replicas are settled (KIP-455)
-    add to the ELR those that leave an ISR below min.insync.replicas (KIP-966), except after unclean stops
+    add to the ELR those that leave an ISR below min.insync.replicas (KIP-966), except after unclean stops and
+    those that are not replicas any more
     elect a leader, see below
     raise the leader epoch if the replica list lacks an old replica, so that its Fetches are fenced
 
@@ -77,7 +78,9 @@ def change_of(
     record = messages.PartitionChangeRecord(partition_id=index, topic_id=topic_id)
     wanted = assignment or Assignment(state.replicas, state.adding_replicas, state.removing_replicas)
     target_isr, wanted = _completed(target_isr, wanted)
-    elr = _next_elr(state, target_isr, min_insync_replicas, unclean_shutdown) if elr_enabled else state.elr
+    elr = state.elr
+    if elr_enabled:
+        elr = _next_elr(state, wanted.replicas, target_isr, min_insync_replicas, unclean_shutdown)
     leader, unclean = _elect(
         state, wanted.replicas, target_isr, elr, acceptable, elr_enabled, unclean_allowed, preferred
     )
@@ -134,14 +137,17 @@ def _completed(isr: Replicas, wanted: Assignment) -> tuple[Replicas, Assignment]
 
 def _next_elr(
     state: PartitionState,
+    replicas: Replicas,
     target_isr: Replicas,
     min_insync_replicas: int,
     unclean_shutdown: Collection[int],
 ) -> Replicas:
+    """Return the ELR. A replica that is removed leaves it, because its log is deleted: if it is added again,
+    it has nothing (Kafka keeps it, and then fails to add it while there is no leader)."""
     if len(target_isr) >= min_insync_replicas:
         return ()
     candidates = {*state.elr, *state.isr} - {*target_isr} - {*unclean_shutdown}
-    return tuple(sorted(candidates))
+    return tuple(sorted(candidates & {*state.replicas} & {*replicas}))
 
 
 def _elect(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kafkad.controller.elections import change_of
+from kafkad.controller.elections import Assignment, change_of
 from kafkad.metadata.image import DIRECTORY_UNASSIGNED, RECOVERED, RECOVERING, PartitionState
 
 TOPIC_ID = b"t" * 16
@@ -60,6 +60,22 @@ def test_who_left_uncleanly_is_not_eligible():
 
 def test_an_eligible_replica_leads_when_nobody_is_in_sync():
     assert outcome(state((), -1, elr=(1, 2), last=(2,)), (), {1}) == (1, [1], [2], [], None)
+
+
+def test_a_replica_that_is_removed_is_not_eligible_when_it_is_added_again():
+    def changed(before, isr, assignment, up=(1, 2, 3)):
+        record = change_of(
+            TOPIC_ID, 0, before, target_isr=isr, assignment=assignment, acceptable=up.__contains__,
+            elr_enabled=True, min_insync_replicas=2, default_directory=lambda _: DIRECTORY_UNASSIGNED,
+        )  # fmt: skip
+        return record.replicas, record.isr, record.eligible_leader_replicas, record.leader
+
+    shrinks, grows = Assignment((1, 2, 3), (), (2, 3)), Assignment((1, 2), (2,), ())
+    assert changed(state((1, 2, 3), 1), (1, 2, 3), shrinks) == ([1], [1], None, 1)
+    assert changed(state((1, 2), 1, elr=(3,)), (1, 2), shrinks) == ([1], [1], [], 1)
+    # a controller of Kafka has kept it
+    alone = state((), -1, elr=(1, 2), last=(1,))._replace(replicas=(1,), directories=(DIRECTORY_UNASSIGNED,))
+    assert changed(alone, (), grows, up=(2,)) == ([1, 2], None, [1], -2)
 
 
 def test_the_elr_is_cleared_once_the_isr_is_full_again():

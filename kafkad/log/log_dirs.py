@@ -541,6 +541,11 @@ class LogDirs:
             self.delete_closed(directory, path, topic, index)
             self.sync_renames(lambda: None)
 
+    @property
+    def has_renames(self) -> bool:
+        """Whether partitions were deleted since the last `sync_renames`."""
+        return self._renames.are_due
+
     def sync_renames(self, done: Callable[[], None] | None = None) -> bool:
         """Sync each directory in which partitions were renamed since the last call: off the loop, then call
         `done`; or at once, if there is no `done`. False: there is nothing to sync. A directory that fails

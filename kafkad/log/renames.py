@@ -26,6 +26,10 @@ class Renames:
         self._renamed: dict[Directory, set[Key]] = {}
         self._forgetting: set[tuple[Directory, Key]] = set()
 
+    @property
+    def are_due(self) -> bool:
+        return bool(self._renamed)
+
     def add(self, directory: Directory, key: Key) -> None:
         """Note that the directory of a partition was renamed, and that its offsets are void."""
         self._renamed.setdefault(directory, set()).add(key)

@@ -756,7 +756,7 @@ class Worker:
             self.groups.on_topics_deleted([(topic.name, topic.topic_id) for topic in delta.topics_deleted])
         if delta.topics_created or delta.topics_changed:
             self.scheduler.call_soon(self._assign_directories)  # a subscriber does not change metadata itself
-        if delta.topics_deleted:
+        if self.log_dirs.has_renames:  # of deleted topics, and of replicas that have moved to other brokers
             return self._renames_synced()
 
     async def _renames_synced(self) -> None:

@@ -1,6 +1,7 @@
 """Directories of partitions that are gone at a start of a cluster's node, for a good reason or by hand. The
 checkpoints of a killed node still name them (they are written every few seconds)."""
 
+import asyncio
 import shutil
 import time
 
@@ -8,6 +9,10 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from kafkad.log.checkpoints import HIGH_WATERMARKS, RECOVERY_POINTS, read_offsets
+from kafkad.net.channel import Channel
+from kafkad.protocol import messages
+from tests import cluster_checker
 from tests.cluster_checker import PARTITIONS, QUIET, WAIT_S, Cluster, high_watermarks, until
 
 CHECKPOINTED_S = 6  # replica.high.watermark.checkpoint.interval.ms, and one
@@ -101,3 +106,45 @@ def test_a_node_whose_partitions_were_removed_gets_them_from_the_others(cluster,
     cluster.start([THIRD])
     serves_whole(cluster, 2 * RECORDS)
     assert errors_of(cluster, THIRD) >= PARTITIONS
+
+
+def reassign(cluster, replicas):
+    cls = messages.AlterPartitionReassignmentsRequest
+    partitions = [cls.Topics.Partitions(partition_index=n, replicas=replicas) for n in range(PARTITIONS)]
+    request = cls(timeout_ms=WAIT_S * 1000, topics=[cls.Topics(name=TOPIC, partitions=partitions)])
+
+    async def ask():
+        channel = await Channel.connect("127.0.0.1", cluster.nodes[1].port, "test", timeout_s=WAIT_S)
+        try:
+            return await channel.ask(request, timeout_s=WAIT_S)
+        finally:
+            channel.close()
+
+    [topic] = asyncio.run(ask()).responses
+    assert [each.error_code for each in topic.partitions] == [0] * PARTITIONS
+
+
+def test_a_replica_that_has_moved_to_other_nodes_is_in_no_checkpoint(tmp_path, monkeypatch):
+    """After a kill they would say that its log was lost."""
+    seldom = {"replica.high.watermark.checkpoint.interval.ms": 600_000, "log.segment.delete.delay.ms": 100}
+    monkeypatch.setattr(cluster_checker, "CONFIG", cluster_checker.CONFIG | seldom)
+    with Cluster(tmp_path / "cluster") as cluster:
+        make(cluster)
+        fill(cluster)
+        cluster.stop([THIRD])  # writes them
+        cluster.start([THIRD])
+        cluster.whole(TOPIC)
+        directory = cluster.nodes[THIRD].data_dir
+
+        def named():
+            found = [read_offsets(str(directory / name)) for name in (HIGH_WATERMARKS, RECOVERY_POINTS)]
+            return [key for each in found for key in each if key[0] == TOPIC]
+
+        assert len(named()) == 2 * PARTITIONS
+        reassign(cluster, [1, 2])
+        until(lambda: not named() and not any(directory.glob(f"{TOPIC}-*")), named, within_s=10)
+        cluster.nodes[THIRD].kill()
+        cluster.start([THIRD])
+        reassign(cluster, [1, 2, THIRD])
+        serves_whole(cluster, 2 * RECORDS)
+        assert not errors_of(cluster, THIRD) and not cluster.tracebacks()

@@ -5,7 +5,7 @@ together with those that stay. Planners are generators, one resource per step: o
 Kafka: ConfigurationControlManager.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, Final
 
 from kafkad.config.broker import BrokerConfig
@@ -135,8 +135,27 @@ def _checked(
         for key, value in changes.items()
     ]
     if image.elr_enabled and MIN_ISR in changes and kind in (TOPIC, BROKER):
-        records.append(messages.ClearElrRecord(topic_name=name if kind == TOPIC else ""))
+        topic = name if kind == TOPIC else ""
+        records.append(messages.ClearElrRecord(topic_name=topic))
+        records += _without_isr(image, topic)
     return records
+
+
+def _without_isr(image: MetadataImage, name: str) -> Iterator[Any]:
+    """Yield what is to follow a ClearElrRecord for this topic, or for all (""): partitions with an empty ISR
+    keep their ELR and last known leader. Nobody has led them since, so these have all committed records,
+    whatever the new minimum is; and without them, nobody could lead (Kafka: nobody does, when they are
+    back)."""
+    topics = [image.topics[name]] if name else image.topics.values()
+    for topic in topics:
+        for index, state in topic.partitions.items():
+            if not state.isr and (state.elr or state.last_known_elr):
+                yield messages.PartitionChangeRecord(
+                    topic_id=topic.topic_id,
+                    partition_id=index,
+                    eligible_leader_replicas=list(state.elr),
+                    last_known_elr=list(state.last_known_elr),
+                )
 
 
 def _check_resource(

@@ -88,7 +88,8 @@ def change_of(
         record.leader = leader
         if leader in elr:
             target_isr = (leader,)
-            elr = tuple(replica for replica in elr if replica != leader)
+            # A smaller min.insync.replicas may let the leader commit records alone, which the others lack.
+            elr = tuple(each for each in elr if each != leader and min_insync_replicas > 1)
         if unclean:
             record.isr = [leader]
             if state.leader_recovery_state != RECOVERING:

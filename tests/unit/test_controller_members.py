@@ -7,11 +7,12 @@ from controller_world import SESSION_MS, World, indexes_of, refused
 from steps import finish
 
 from kafkad.clock import ManualClock
+from kafkad.controller.configs import SET, plan_incremental
 from kafkad.controller.elections import Assignment, change_of
 from kafkad.controller.heartbeats import BrokerState, Heartbeats
 from kafkad.controller.leadership import PREFERRED, UNCLEAN
 from kafkad.controller.quorum_controller import QuorumController
-from kafkad.metadata.image import RECOVERED, RECOVERING, PartitionState
+from kafkad.metadata.image import BROKER, RECOVERED, RECOVERING, TOPIC, PartitionState
 from kafkad.metadata.replay import applied
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -309,6 +310,26 @@ def test_with_elr_the_last_member_becomes_eligible_and_is_remembered():
     world.fence(2)
     state = world.state()
     assert (state.leader, state.isr, state.elr, state.last_known_elr) == (-1, (), (1, 2), (2,))
+
+
+@pytest.mark.parametrize("resource", [(TOPIC, "t"), (BROKER, "")])
+def test_another_min_isr_leaves_partitions_that_nobody_leads_their_elr(resource):
+    world = World(1, 2, 3)
+    world.create("t", [1, 2], [3, 2], configs={"min.insync.replicas": "2"})
+    for broker in (2, 1):
+        world.fence(broker)
+    assert (world.state().isr, world.state().elr, world.state().last_known_elr) == ((), (1, 2), (1,))
+    assert (world.state(index=1).isr, world.state(index=1).elr) == ((3,), (2,))
+    changes = {resource: {"min.insync.replicas": (SET, "1")}}
+    records, outcome = finish(plan_incremental(world.image, world.config, changes))
+    assert outcome == {resource: None}
+    world.commit(records)
+    assert (world.state().isr, world.state().elr, world.state().last_known_elr) == ((), (1, 2), (1,))
+    assert (world.state(index=1).isr, world.state(index=1).elr) == ((3,), ())  # 3 may be alone with a record
+    assert world.indexes == indexes_of(world.image)
+    world.beat(2)
+    left = () if resource[0] == TOPIC else (1,)  # 2 may commit alone, unless the topic's own minimum is 2
+    assert (world.state().leader, world.state().isr, world.state().elr) == (2, (2,), left)
 
 
 def test_an_eligible_leader_is_alone_in_sync():

@@ -230,8 +230,7 @@ def run_floods(bench: Bench) -> None:
             return Cell(FLOODS[kind], broker, lambda: beside(broker, kind))
 
         def alone(broker: Process) -> Cell:
-            # one that spins would keep a core of two, and leave the other one to the broker and the flood
-            return produce.cell(bench, row, broker, FLOODS_ALONE, **over_tls(broker), sleeps=1)
+            return produce.cell(bench, row, broker, FLOODS_ALONE, **over_tls(broker))
 
         for broker in brokers:
             if isinstance(broker, Jvm):

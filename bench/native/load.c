@@ -11,9 +11,8 @@
  * answer. rate=0 means as fast as it goes; else requests are due at even times, and one that waits for its turn has
  * its waiting counted (no coordinated omission). With stamp=1 a batch carries the moment it was due in its first value
  * (and a new CRC), and e2e_* are the percentiles of due to received by a consumer.
- * With tls=1 all connections speak TLS 1.3 (tls.h). A run ends after `seconds`, at `mb_max`, or when the consumers are
- * through (once=1: each has read all its partitions to their ends; drain=1: each has read what was there at the start,
- * while the producers go on).
+ * With tls=1 all connections speak TLS 1.3 (tls.h). A run ends after `seconds`, at `mb_max`, or when the consumers are through (once=1: each has read all its
+ * partitions to their ends; drain=1: each has read what was there at the start, while the producers go on).
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -26,7 +25,6 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -40,7 +38,7 @@
 #define SILENCE_NS 60000000000ll
 
 static int port, partitions = 1, producers = 0, consumers = 0, in_flight = 1, records = 1, value_size = 100, acks = 1;
-static int keyed, batches = 1, max_bytes = 1 << 20, max_wait_ms, fetch_all, shared, once, drained_ends, stamp, idle_count, tls, sleeps;
+static int keyed, batches = 1, max_bytes = 1 << 20, max_wait_ms, fetch_all, shared, once, drained_ends, stamp, idle_count, tls;
 static double seconds = 1, rate, mb_max = 1e12;
 static const char *topic = "bench", *batch_file = "";
 
@@ -61,7 +59,6 @@ static const struct option OPTIONS[] = {
     {"shared", &shared, 0, 0},         /* the consumers divide the partitions; else each reads all */
     {"once", &once, 0, 0},             {"drain", &drained_ends, 0, 0},
     {"stamp", &stamp, 0, 0},           {"tls", &tls, 0, 0},
-    {"sleeps", &sleeps, 0, 0},         /* until the next request is due; otherwise it spins for less than 1 ms */
 };
 
 struct connection {
@@ -640,12 +637,6 @@ static void report(int64_t begun, const int *idle)
     printf("}\n");
 }
 
-static int wait_ns(struct epoll_event *events, int count, int64_t ns)
-{
-    struct timespec time = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
-    return (int)syscall(SYS_epoll_pwait2, epoll, events, count, &time, NULL, 0);
-}
-
 static int run(void)
 {
     int *idle = open_idle(idle_count);
@@ -683,7 +674,6 @@ static int run(void)
                 break;
         }
         int wait = 100;
-        int64_t sleep_ns = -1;
         if (gap_ns > 0 && !done) {
             /* open loop: the next requests that are due, to connections in turn */
             while (start_ns + (int64_t)(gap_ns * (double)issued) <= now) {
@@ -702,7 +692,6 @@ static int run(void)
             }
             int64_t next = start_ns + (int64_t)(gap_ns * (double)issued) - now_ns();
             wait = next <= 0 ? 0 : (int)(next / 1000000);
-            sleep_ns = sleeps ? next : -1;
         } else if (!done) {
             for (int i = 0; i < producers; i++) {
                 struct connection *c = &all[i];
@@ -727,7 +716,7 @@ static int run(void)
          * machine waking an idle core costs the broker more than the answer: so this one looks again at once. */
         if (!producers && !max_wait_ms)
             wait = 0;
-        int n = sleep_ns > 0 ? wait_ns(events, 256, sleep_ns) : epoll_wait(epoll, events, 256, wait);
+        int n = epoll_wait(epoll, events, 256, wait);
         for (int i = 0; i < n; i++) {
             struct connection *c = events[i].data.ptr;
             if (events[i].events & EPOLLOUT)

@@ -266,11 +266,11 @@ def load_producers(
     expiration_ms: int,
 ) -> int:
     """Fill an empty table with the producers at `end_offset`, from the newest good snapshot and the segments
-    at `bases`, also from their batches below the log start: their producers are not gone. Return where the
-    replay began."""
+    at `bases`, also from their batches below the log start: their producers are not gone. A snapshot before
+    these segments is not good: batches after it are missing. Return where the replay began."""
     start = bases[0]
     for offset in sorted(snapshots_in(directory), reverse=True):
-        if offset > end_offset:
+        if not bases[0] <= offset <= end_offset:
             continue
         path = segment_file(directory, offset, SNAPSHOT)
         try:

@@ -248,6 +248,8 @@ class Loader:
         self._remove_orphaned_indexes(files)
         self._remove_empty_segments(files, -1 if trusted is None else trusted.end_segment)
         bases = sorted(files.sizes)
+        if bases:
+            self._remove_snapshots_before(files, bases[0])
         known: dict[int, SegmentScan] = {}
         end_offset = None
         rested = bool(bases) and trusted is not None and self._at_rest(files, bases[-1], trusted)
@@ -287,6 +289,7 @@ class Loader:
                     set_segment_aside(directory, base)
                 self.producers.clear()
                 self._keep_epochs(self.epochs.truncate_from_end, 0)
+            self._remove_snapshots_before(files, log_start_offset)
             create_segment_files(directory, log_start_offset)
             self.native.add_segment(log_start_offset, 0, self.now_ms)
             end_offset = log_start_offset
@@ -615,6 +618,14 @@ class Loader:
         return last
 
     # -- producers -------------------------------------------------------------------------------------------
+
+    def _remove_snapshots_before(self, files: Files, first: int) -> None:
+        """Remove snapshots before the first segment, which an earlier close left within one: batches after
+        them are gone, and with them sequence numbers and the ends of transactions."""
+        for offset in [offset for offset in files.snapshots if offset < first]:
+            _remove(segment_file(self.directory, offset, SNAPSHOT))
+            files.snapshots.remove(offset)
+            self.snapshot_lost = True
 
     def _load_newest_snapshot(self, files: Files, not_after: int) -> int | None:
         for offset in reversed([offset for offset in files.snapshots if offset <= not_after]):

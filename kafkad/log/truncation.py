@@ -112,7 +112,15 @@ def _truncate(log: Truncated, prepared: Prepared) -> None:
 def _truncate_all(log: Truncated, offset: int) -> None:
     _end_cleaning(log)
     _remove_all(log, offset)
+    _remove_snapshots(log)
     _adjust(log, offset, epochs_from=offset)
+
+
+def _remove_snapshots(log: Truncated) -> None:
+    """Remove those, too, that an earlier close left within a segment: batches after them are gone, and with
+    them sequence numbers and the ends of transactions."""
+    for offset in snapshots_in(log.directory):
+        os.unlink(segment_file(log.directory, offset, SNAPSHOT))
 
 
 def _adjust(log: Truncated, offset: int, epochs_from: int) -> None:
@@ -165,6 +173,7 @@ def start_at(log: Truncated, offset: int) -> None:
 def _start_at(log: Truncated, offset: int) -> None:
     _end_cleaning(log)
     _remove_all(log, offset)
+    _remove_snapshots(log)
     _adjust(log, offset, epochs_from=0)
     log.native.set_log_start(offset)
     log.native.advance_high_watermark(offset)

@@ -22,7 +22,7 @@ from kafkad.protocol.errors import (
     UNKNOWN_SERVER_ERROR,
     KafkaError,
 )
-from kafkad.protocol.records import Batch, build_batch, end_marker, read_batches
+from kafkad.protocol.records import Batch, Record, build_batch, end_marker, read_batches
 from tests.reference.slow_transactions import aborted, last_stable_offset, markers
 from tests.unit.log_world import LogWorld, idempotent, topic_config
 
@@ -563,3 +563,55 @@ def test_the_search_for_the_largest_timestamp_begins_again_if_segments_are_delet
     except StopIteration as found:
         assert found.value[:2] == (4_000, 40)
     assert steps > 5
+
+
+# -- logs that lose their first segments ---------------------------------------------------------------------
+
+
+def test_a_log_that_begins_anew_forgets_producers_and_transactions_of_before(world):
+    """A follower that was down while its leader deleted what follows its end: the ends of these transactions,
+    and later sequence numbers, are not in its log. As a leader it refused producers, and its last stable
+    offset stayed."""
+    begin(world, 7)
+    world.append(idempotent(0, producer_id=8))
+    world.restart(lead=False)
+    assert world.path(2, ".snapshot").exists()
+    world.log.follow(1, 2)
+    world.log.truncate_fully_and_start_at(50)
+    assert not list(world.directory.glob("*.snapshot"))
+    assert list(world.log.active_producers()) == []
+    world.log.append(build_batch([Record(None, b"x")], base_offset=50), 1_000, origin="replica")
+    world.log.set_leader_epoch(2)
+    world.log.native.expect_order()
+    assert world.log.last_stable_offset == world.log.high_watermark == 51
+    assert world.append(idempotent(9, producer_id=8)) == 51
+
+
+@pytest.mark.parametrize("how", ["crashed", "stopped", "cut"])
+def test_a_snapshot_of_before_the_first_segment_is_not_used(world, how):
+    """One that a stop left within a segment stays when the segment goes. It has transactions as open that
+    ended behind it."""
+    begin(world, 7)
+    world.restart()
+    old = world.path(1, ".snapshot").read_bytes()
+    end(world, 7)
+    world.append()
+    world.log.roll(1_000)
+    world.append(idempotent(0, producer_id=8))
+    world.append()
+    world.log.delete_records(3)
+    world.log.apply_retention(1_000)
+    world.scheduler.settle()
+    if how == "stopped":
+        world.log.close()
+        world.path(5, ".snapshot").unlink()
+    world.path(3, ".snapshot").write_bytes(b"")
+    world.path(1, ".snapshot").write_bytes(old)
+    if how == "cut":
+        world.log.truncate_to(4)
+    elif how == "stopped":
+        world.open(clean=True, recovery_point=5, log_start_offset=3)
+    else:
+        world.crash(log_start_offset=3)
+    assert [row[:3] for row in world.log.active_producers()] == [(8, 0, 0)]
+    assert world.log.last_stable_offset == world.log.high_watermark == world.log.end_offset

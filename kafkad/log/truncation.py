@@ -79,7 +79,7 @@ def truncate_to(log: Truncated, offset: int, prepared: Prepared | None = None) -
     log.cut_to = min(log.cut_to, offset)
     log.cuts += 1
     if prepared is None or everything:
-        _do(log, partial(_truncate_all, log, offset))
+        _do(log, partial(_truncate_all, log, offset, offset == log.native.first_base_offset))
     else:
         _do(log, partial(_truncate, log, prepared))
 
@@ -109,10 +109,12 @@ def _truncate(log: Truncated, prepared: Prepared) -> None:
     native.refresh_stable()
 
 
-def _truncate_all(log: Truncated, offset: int) -> None:
+def _truncate_all(log: Truncated, offset: int, begins_there: bool) -> None:
+    """`begins_there`: the log's first segment begins at `offset`, so a snapshot there is good."""
     _end_cleaning(log)
     _remove_all(log, offset)
-    _remove_snapshots(log)
+    if not begins_there:
+        _remove_snapshots(log)
     _adjust(log, offset, epochs_from=offset)
 
 
@@ -215,7 +217,7 @@ def _remove_all(log: Truncated, offset: int) -> None:
             os.link(path, path + DELETED)
         os.replace(fresh, path)
         unlink_later(log.scheduler, 0, [path + DELETED])
-        for suffix in (INDEX, TIME_INDEX, SNAPSHOT):  # other workers may have them mapped
+        for suffix in (INDEX, TIME_INDEX):  # other workers may have them mapped
             with suppress(FileNotFoundError):
                 os.unlink(segment_file(log.directory, offset, suffix))
     recovery.create_segment_files(log.directory, offset)

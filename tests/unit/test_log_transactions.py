@@ -615,3 +615,16 @@ def test_a_snapshot_of_before_the_first_segment_is_not_used(world, how):
         world.crash(log_start_offset=3)
     assert [row[:3] for row in world.log.active_producers()] == [(8, 0, 0)]
     assert world.log.last_stable_offset == world.log.high_watermark == world.log.end_offset
+
+
+def test_a_log_that_is_cut_to_its_beginning_knows_the_producers_of_before(world):
+    begin(world, 7)
+    world.append(idempotent(0, producer_id=8))
+    world.log.roll(1_000)
+    world.log.delete_records(2)
+    world.log.apply_retention(1_000)
+    world.append(idempotent(1, producer_id=8))
+    world.log.truncate_to(2)
+    assert world.append(idempotent(0, producer_id=8)) == 1  # a retry
+    assert world.append(idempotent(1, producer_id=8)) == 2
+    assert [row[7] for row in world.log.active_producers() if row[0] == 7] == [0]

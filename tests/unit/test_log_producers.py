@@ -366,6 +366,18 @@ def test_a_snapshot_holds_every_producer_once():
         assert sorted(decode_snapshot(encode_snapshot(table_of(*rows)))) == rows
 
 
+def test_a_last_batch_that_only_the_snapshot_has_stays_the_last_one():
+    """It was cleaned when its producer had a later one, which an unclean election has cut since."""
+    table = table_of((7, 0, 4, 11, 1, 1_000, -1, -1))
+    replayed = ProducerTable()
+    for sequence in range(3):
+        replayed.record(7, 0, sequence, 5 + sequence, 5 + sequence, 1_000)
+    table.recall(replayed)
+    assert table.check(7, 0, 5, 0) == (0, -1, -1)
+    assert table.check(7, 0, 3, 1) == (-1, 10, 11)
+    assert table.check(7, 0, 3, 0)[0] == OUT_OF_ORDER
+
+
 def test_snapshot_bytes_are_kafkas():
     data = encode_snapshot(table_of((1, 2, 3, 4, 5, 6, 7, -1)))
     assert data[:2] == b"\0\1"

@@ -302,7 +302,7 @@ cdef class ProducerTable:
 
     def recall(self, ProducerTable replayed not None) -> None:
         """Complete entries from a snapshot with the batches that `replayed` found in the log. Nothing is `last_only`
-        afterwards."""
+        afterwards. The log may lack the last batch: cleaned when there was a later one, and cut since."""
         cdef Producer* p
         cdef Producer* found
         cdef int32_t i
@@ -312,7 +312,8 @@ cdef class ProducerTable:
                 continue
             p.last_only = False
             found = producer_find(&replayed.map, p.producer_id)
-            if found != NULL and found.epoch == p.epoch and found.batch_count >= p.batch_count:
+            if found != NULL and found.epoch == p.epoch and found.batch_count >= p.batch_count and (
+                    p.batch_count == 0 or last_batch(found).last_offset == last_batch(p).last_offset):
                 p.batches = found.batches
                 p.batch_count = found.batch_count
 

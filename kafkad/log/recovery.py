@@ -228,7 +228,7 @@ class Loader:
         self.cleaned_below = cleaned_below
         self.epochs_lost = epochs_lost
         self.scanned_bytes = 0
-        self.snapshot_lost = False  # there was one, and it could not be read
+        self.snapshot_lost = False  # there was one, and it is not of this log's segments, or unreadable
         self.rebuilt: list[str] = []  # files written here, which must be synced later
 
     def load(
@@ -661,6 +661,7 @@ class Loader:
         for offset in [offset for offset in files.snapshots if offset > end_offset]:
             _remove(segment_file(self.directory, offset, SNAPSHOT))
             files.snapshots.remove(offset)
+            self.snapshot_lost = True
         if clean or rested:
             start = self._load_newest_snapshot(files, end_offset)
             if start is None and clean and not self.snapshot_lost:

@@ -15,7 +15,7 @@ from kafkad.log.filenames import SNAPSHOT
 from kafkad.log.log import AppendResult
 from kafkad.log.producer_state import decode_snapshot, encode_snapshot, load_snapshot
 from kafkad.protocol.errors import KAFKA_STORAGE_ERROR, NOT_LEADER_OR_FOLLOWER, KafkaError, Malformed
-from kafkad.protocol.records import build_batch, end_marker
+from kafkad.protocol.records import Record, build_batch, end_marker
 from tests.unit.log_world import LogWorld, batch, idempotent, topic_config
 
 SEQUENCE_MAX = 2**31 - 1
@@ -279,6 +279,20 @@ def test_producers_are_known_when_the_only_snapshot_of_a_clean_stop_was_lost(wor
     for i in range(3):
         assert send(world, i).base_offset == i
     assert refusal(world, 5) == OUT_OF_ORDER
+
+
+def test_producers_are_known_if_a_cleaned_log_ended_in_a_gap_when_it_was_stopped(world):
+    """The next start finds the end behind the last batch, and the snapshot is beyond it."""
+    send(world, 0)
+    world.log.follow(1, 2)
+    behind = build_batch([Record(b"k", b"v")], base_offset=3)  # what its leader had cleaned
+    world.log.append(behind, 1_000, origin="replica")
+    world.log.truncate_to(3)
+    assert world.log.end_offset == 3
+    world.restart()
+    assert world.log.end_offset == 1
+    assert send(world, 0).base_offset == 0  # a retry
+    assert refusal(world, 2) == OUT_OF_ORDER
 
 
 def test_after_a_crash_all_five_are_known_when_the_log_itself_is_replayed(world):

@@ -24,7 +24,7 @@ PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required"
 USERS = {"admin": "admin-secret", "writer": "writer-secret", "reader": "reader-secret"}
 NODE = "node-secret"
-WAIT_S = 60
+WAIT_S = 90  # JVMs may have to share two cores with other tests
 
 
 class SecuredCluster:

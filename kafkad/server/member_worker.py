@@ -36,7 +36,7 @@ from kafkad.config.broker import BrokerConfig
 from kafkad.controller.brokers import NO_EPOCH, NotRegistered, Registration
 from kafkad.controller.configs import Absolute, Incremental, Outcome
 from kafkad.log.log import Log
-from kafkad.metadata.image import MetadataImage, PartitionState
+from kafkad.metadata.image import DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED, MetadataImage, PartitionState
 from kafkad.metadata.replay import Delta
 from kafkad.metadata.uuids import random_uuid
 from kafkad.protocol import messages
@@ -65,7 +65,7 @@ from kafkad.server.node_links import broker_links, controller_links
 from kafkad.server.other_brokers import OtherBrokers
 from kafkad.server.preferred_leaders import PreferredLeaders
 from kafkad.server.produce_handover import Key, ProduceHandover
-from kafkad.server.registration import advertised, registration_of
+from kafkad.server.registration import advertised, misses_directory, registration_of
 from kafkad.server.transaction_storage import TRANSACTION_TOPIC
 from kafkad.server.turns import Steps
 from kafkad.server.worker import REJOIN_S, MetadataCache, Worker
@@ -397,7 +397,9 @@ class MemberWorker(Worker):
             self._resumed = True  # heartbeats begin with the loop, when logs are open
         else:
             stopped_cleanly = self.log_dirs.previous_broker_epoch != NO_EPOCH
-            if stopped_cleanly and self.log_dirs.misses_logs(self._is_replicated):
+            if stopped_cleanly and (
+                self.log_dirs.misses_logs(self._is_replicated) or self._misses_directory()
+            ):
                 self.lifecycle.lost_records()
             self._run(self.lifecycle.run())
             await self.lifecycle.caught_up.wait()
@@ -408,6 +410,14 @@ class MemberWorker(Worker):
         topic = self.raft.image.topics.get(name)
         state = None if topic is None else topic.partitions.get(index)
         return state is not None and self.config.node_id in state.replicas and len(state.replicas) > 1
+
+    def _misses_directory(self) -> bool:
+        """Return whether a directory is no longer in log.dirs that has a replica which may lead. It is made
+        anew, empty, once another broker leads. While a directory is offline, nothing is made."""
+        if any(directory.offline for directory in self.log_dirs.directories()):
+            return False
+        known = {DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED, *self.log_dirs.directory_ids()}
+        return misses_directory(self.raft.image, self.config.node_id, known)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:

@@ -2,7 +2,7 @@
 
 Worker 0 registers, alone (server/worker) or in a cluster (server/member_worker)."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from socket import gethostname
 from typing import Final
 
@@ -10,7 +10,7 @@ from kafkad.config.broker import BrokerConfig
 from kafkad.config.listeners import Endpoint as Bound
 from kafkad.controller.brokers import Registration
 from kafkad.log.log_dirs import LogDirs
-from kafkad.metadata.image import Endpoint
+from kafkad.metadata.image import Endpoint, MetadataImage
 
 SECURITY_PROTOCOLS: Final = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 
@@ -51,4 +51,16 @@ def registration_of(
         directories=tuple(log_dirs.directory_ids()),
         rack=config.broker_rack,
         previous_epoch=log_dirs.previous_broker_epoch,
+    )
+
+
+def misses_directory(image: MetadataImage, broker_id: int, known: Container[bytes]) -> bool:
+    """Return whether a replica of this broker that is in sync or eligible to lead, and not the only replica,
+    is in a directory that is not `known`."""
+    return any(
+        (broker_id in state.isr or broker_id in state.elr)
+        and len(state.replicas) > 1
+        and state.directory(broker_id) not in known
+        for topic in image.topics.values()
+        for state in topic.partitions.values()
     )

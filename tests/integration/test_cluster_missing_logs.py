@@ -148,3 +148,44 @@ def test_a_replica_that_has_moved_to_other_nodes_is_in_no_checkpoint(tmp_path, m
         reassign(cluster, [1, 2, THIRD])
         serves_whole(cluster, 2 * RECORDS)
         assert not errors_of(cluster, THIRD) and not cluster.tracebacks()
+
+
+def test_a_replica_whose_directory_was_taken_out_of_log_dirs_is_not_eligible_to_lead(tmp_path):
+    """It is made anew, empty. If its leader dies before it has the records, it must not be elected."""
+    with Cluster(tmp_path / "cluster") as cluster:
+        node = cluster.nodes[THIRD]
+
+        def restart_with(*directories):
+            [line] = [
+                each for each in node.properties.read_text().splitlines() if each.startswith("log.dirs=")
+            ]
+            wanted = "log.dirs=" + ",".join(map(str, directories))
+            node.properties.write_text(node.properties.read_text().replace(line, wanted))
+            cluster.start([THIRD])
+
+        assert cluster.stop([THIRD]) == {THIRD: 0}
+        restart_with(node.data_dir, second := tmp_path / "second")
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap, **QUIET})
+        wanted = NewTopic(
+            TOPIC,
+            PARTITIONS,
+            replica_assignment=[[THIRD, 1]] * PARTITIONS,
+            config={"min.insync.replicas": "2"},
+        )
+        until(lambda: done(admin.create_topics([wanted])[TOPIC]))
+        fill(cluster)
+        assert list(second.glob(f"{TOPIC}-*")) and list(node.data_dir.glob(f"{TOPIC}-*"))
+        for directories in ((node.data_dir, second), (node.data_dir,)):
+            assert cluster.stop([THIRD]) == {THIRD: 0}
+            assert "as after an unclean stop" not in node.log
+            restart_with(*directories)
+        until(lambda: "as after an unclean stop" in node.log)
+        until(lambda: isr_sizes(cluster) == [2] * PARTITIONS, lambda: isr_sizes(cluster))
+        assert high_watermarks(cluster.bootstrap, TOPIC) == [RECORDS] * PARTITIONS
+        assert not cluster.tracebacks()
+
+
+def isr_sizes(cluster):
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap, **QUIET})
+    partitions = admin.list_topics(TOPIC, timeout=WAIT_S).topics[TOPIC].partitions
+    return [len(each.isrs) for each in partitions.values()]

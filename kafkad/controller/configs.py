@@ -135,17 +135,16 @@ def _checked(
         for key, value in changes.items()
     ]
     if image.elr_enabled and MIN_ISR in changes and kind in (TOPIC, BROKER):
-        topic = name if kind == TOPIC else ""
-        records.append(messages.ClearElrRecord(topic_name=topic))
-        records += _without_isr(image, topic)
+        records += without_elr(image, name if kind == TOPIC else "")
     return records
 
 
-def _without_isr(image: MetadataImage, name: str) -> Iterator[Any]:
-    """Yield what is to follow a ClearElrRecord for this topic, or for all (""): partitions with an empty ISR
+def without_elr(image: MetadataImage, name: str = "") -> Iterator[Any]:
+    """Yield the records that clear the ELR of this topic, or of all (""), but partitions with an empty ISR
     keep their ELR and last known leader. Nobody has led them since, so these have all committed records,
     whatever the new minimum is; and without them, nobody could lead (Kafka: nobody does, when they are
     back)."""
+    yield messages.ClearElrRecord(topic_name=name)
     topics = [image.topics[name]] if name else image.topics.values()
     for topic in topics:
         for index, state in topic.partitions.items():

@@ -78,7 +78,7 @@ def change_of(
     record = messages.PartitionChangeRecord(partition_id=index, topic_id=topic_id)
     wanted = assignment or Assignment(state.replicas, state.adding_replicas, state.removing_replicas)
     target_isr, wanted = _completed(target_isr, wanted)
-    elr = state.elr
+    elr = () if state.isr else state.elr  # if it is left from before a downgrade, its ISR has led since
     if elr_enabled:
         elr = _next_elr(state, wanted.replicas, target_isr, min_insync_replicas, unclean_shutdown)
     leader, unclean = _elect(

@@ -6,7 +6,7 @@ by the raft node, last, because it is stored in control records with the voters 
 
 With eligible.leader.replicas.version above 0 (KIP-966) min.insync.replicas must be the same on all brokers:
 the update also writes a cluster-wide value, that of the active controller's own configuration, and removes
-those of single brokers.
+those of single brokers. It clears what is left from before a downgrade: with level 0 nobody has kept it.
 
 Kafka: FeatureControlManager, ConfigurationControlManager.maybeGenerateElrSafetyRecords."""
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterable
 from itertools import chain
 from typing import Any, Final
 
+from kafkad.controller.configs import without_elr
 from kafkad.metadata import features
 from kafkad.metadata.image import BROKER, MetadataImage
 from kafkad.protocol import errors, messages
@@ -63,6 +64,8 @@ def plan_update(
             records += _change(image, controller_id, voters, update.feature, level, kind, metadata_version)
             if update.feature == features.ELIGIBLE_LEADER_REPLICAS_VERSION and level > 0:
                 records += _one_min_isr(image, min_insync_replicas)
+                if not image.elr_enabled:
+                    records += without_elr(image)
             if update.feature == features.KRAFT_VERSION:
                 upgrade_kraft(level)
         except KafkaError as trouble:

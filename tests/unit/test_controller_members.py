@@ -9,6 +9,7 @@ from steps import finish
 from kafkad.clock import ManualClock
 from kafkad.controller.configs import SET, plan_incremental
 from kafkad.controller.elections import Assignment, change_of
+from kafkad.controller.feature_levels import SAFE_DOWNGRADE, UPGRADE, plan_update
 from kafkad.controller.heartbeats import BrokerState, Heartbeats
 from kafkad.controller.leadership import PREFERRED, UNCLEAN
 from kafkad.controller.quorum_controller import QuorumController
@@ -330,6 +331,38 @@ def test_another_min_isr_leaves_partitions_that_nobody_leads_their_elr(resource)
     world.beat(2)
     left = () if resource[0] == TOPIC else (1,)  # 2 may commit alone, unless the topic's own minimum is 2
     assert (world.state().leader, world.state().isr, world.state().elr) == (2, (2,), left)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_nobody_is_eligible_to_lead_because_of_an_elr_from_before_a_downgrade(again):
+    """With level 0, another min.insync.replicas does not clear it: the leader may be alone with records."""
+    world = World(1, 2)
+    world.create("t", [1, 2], configs={"min.insync.replicas": "2"})
+    world.fence(2)
+    assert (world.state().isr, world.state().elr) == ((1,), (2,))
+
+    def update(level):
+        cls = messages.UpdateFeaturesRequest
+        wanted = cls.FeatureUpdates(
+            feature="eligible.leader.replicas.version",
+            max_version_level=level,
+            upgrade_type=UPGRADE if level else SAFE_DOWNGRADE,
+        )
+        plan = plan_update(world.image, 9, (9,), 1, cls(feature_updates=[wanted]), print, 1)
+        records, response = finish(plan)
+        assert not response.error_code
+        world.commit(records)
+
+    update(0)
+    world.configure("t", min_insync_replicas="1")
+    if again:
+        update(1)
+    world.beat(2)
+    world.fence(1)
+    assert (world.state().leader, world.state().isr) == (-1, () if again else (1,))
+    assert world.indexes == indexes_of(world.image)
+    world.beat(1)
+    assert (world.state().leader, world.state().isr) == (1, (1,))
 
 
 def test_an_eligible_leader_is_alone_in_sync():

@@ -20,6 +20,9 @@ The leader is:
     otherwise, if unclean elections are allowed, any acceptable replica: RECOVERING, too
     otherwise none
 
+If ELR is disabled, a partition whose ISR was empty before keeps its ELR until one of them leads, and its last
+known leader may lead: a partition must not stay without a leader when all its brokers are back.
+
 Beware: setting a leader raises the leader epoch, even if it is the previous one.
 """
 
@@ -81,8 +84,9 @@ def change_of(
     elr = () if state.isr else state.elr  # if it is left from before a downgrade, its ISR has led since
     if elr_enabled:
         elr = _next_elr(state, wanted.replicas, target_isr, min_insync_replicas, unclean_shutdown)
+    known = state.last_known_elr if elr_enabled or not state.isr else ()
     leader, unclean = _elect(
-        state, wanted.replicas, target_isr, elr, acceptable, elr_enabled, unclean_allowed, preferred
+        state, wanted.replicas, target_isr, elr, known, acceptable, unclean_allowed, preferred
     )
     if leader != state.leader:
         record.leader = leader
@@ -96,7 +100,7 @@ def change_of(
                 record.leader_recovery_state = RECOVERING
     elif not set(state.replicas) <= set(wanted.replicas):
         record.leader = state.leader
-    if record.isr is not None or not elr_enabled:
+    if record.isr is not None or (target_isr and not elr_enabled):
         elr = ()
     if elr != state.elr:
         record.eligible_leader_replicas = list(elr)
@@ -110,8 +114,10 @@ def change_of(
     ):
         record.leader = state.leader
     if elr_enabled:
-        if record.leader == NO_LEADER and not state.last_known_elr:
+        if leader == NO_LEADER and state.leader != NO_LEADER and not state.last_known_elr:
             record.last_known_elr = [state.leader]
+        elif leader == NO_LEADER and not target_isr and len(state.isr) == 1 and not state.last_known_elr:
+            record.last_known_elr = list(state.isr)  # it led while ELR was disabled
         elif record.leader >= 0 and state.last_known_elr:
             record.last_known_elr = []
     _assign(record, state, wanted, directories, default_directory, level)
@@ -156,8 +162,8 @@ def _elect(
     replicas: Replicas,
     isr: Replicas,
     elr: Replicas,
+    last_known: Replicas,
     acceptable: Acceptable,
-    elr_enabled: bool,
     unclean_allowed: bool,
     preferred: bool,
 ) -> tuple[int, bool]:
@@ -173,14 +179,8 @@ def _elect(
     for replica in replicas:
         if valid(replica):
             return replica, False
-    if (
-        elr_enabled
-        and not isr
-        and not elr
-        and len(state.last_known_elr) == 1
-        and acceptable(state.last_known_elr[0])
-    ):
-        return state.last_known_elr[0], True
+    if not isr and not elr and len(last_known) == 1 and acceptable(last_known[0]):
+        return last_known[0], True
     if unclean_allowed and not preferred:
         for replica in replicas:
             if acceptable(replica):

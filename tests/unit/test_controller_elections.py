@@ -109,3 +109,29 @@ def test_a_leader_elected_cleanly_was_in_sync_or_eligible(up):
     found = outcome(before, tuple(r for r in before.isr if r in up), up)
     if found is not None and found[0] is not None and found[0] >= 0 and found[4] is None:
         assert found[0] in {1, 2, 3} & up
+
+
+def test_without_elr_a_partition_whose_isr_was_empty_before_is_led_again():
+    """What a downgrade of eligible.leader.replicas.version leaves."""
+    off = {"elr_enabled": False}
+    assert outcome(state((), -1, elr=(1, 2), last=(1,)), (), {3}, **off) is None
+    assert outcome(state((), -1, elr=(1, 2), last=(1,)), (), {2, 3}, **off) == (2, [2], [], None, None)
+    assert outcome(state((), -1, last=(1,)), (), {2, 3}, **off) is None
+    assert outcome(state((), -1, last=(1,)), (), {1, 2}, **off) == (1, [1], None, None, RECOVERING)
+    assert outcome(state((2,), 2, elr=(1,), last=(1,)), (), {1}, **off) == (-1, None, [], None, None)
+
+
+def test_the_last_in_sync_is_remembered_although_nobody_led_when_elr_was_enabled():
+    """It stopped uncleanly, and was the last one with level 0, which remembers nobody."""
+    gone = outcome(state((2,), -1), (), {1, 3}, unclean_shutdown=(2,))
+    assert gone == (None, [], None, [2], None)
+    assert outcome(state((), -1, last=(2,)), (), {1, 2, 3}) == (2, [2], None, [], RECOVERING)
+
+
+def test_nobody_is_not_the_last_known_leader():
+    """Replicas are removed while there is no leader: the leader epoch grows."""
+    record = change_of(
+        TOPIC_ID, 0, state((2,), -1), target_isr=(2,), assignment=Assignment((2,), (), ()),
+        acceptable=().__contains__, elr_enabled=True,
+    )  # fmt: skip
+    assert (record.leader, record.replicas, record.last_known_elr) == (-1, [2], None)

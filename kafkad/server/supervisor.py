@@ -18,7 +18,8 @@ A worker reports in lines of JSON through a pipe:
     {"log_level": [name, level]}  a client has set it: workers forked from now on use it, too
 
 A worker that dies is forked again, at once the first time, with a growing delay if it dies repeatedly
-(BACKOFF_S). A fork that the system refuses is retried in the same way. This holds for every kind of death. A
+(BACKOFF_S). For a delay of SHUT_S or more its listeners are shut, so that other workers accept in its place.
+A fork that the system refuses is retried in the same way. This holds for every kind of death. A
 failed assertion (exit code 70) is no worse than a segmentation fault or an OOM kill: the worker has stopped
 before it wrote anything wrong, its successor checks the files, and the other workers' partitions stay online.
 Two deaths end the broker: one during the broker's start, and one because no log directory is left (exit code
@@ -48,9 +49,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from socket import socket
+from socket import SHUT_RD, socket
 from typing import Any, NoReturn
 
 from kafkad._native.shared import process
@@ -83,6 +85,7 @@ from kafkad.server.worker_context import BROKEN, ENDING, NO_DIRECTORY, STOP, Wor
 logger = logging.getLogger("kafkad")
 
 BACKOFF_S = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
+SHUT_S = 0.5  # clients would notice that they wait so long
 ABORT_S = 2.0  # time to print its stack and end; then SIGKILL
 SETTLED_S = 10.0  # after this lifetime, a death counts as the first
 
@@ -98,6 +101,7 @@ class Child:
     begun_s: float = 0.0
     deaths: int = 0  # consecutive deaths and failed forks
     due_s: float | None = None  # when to fork it again
+    shut: bool = False  # its listeners are shut until then
     doomed_s: float | None = None  # it hangs: when to send SIGKILL
     ready: bool = False
     quiet: bool = False
@@ -341,6 +345,7 @@ class Supervisor:
         for child in self._children:
             if child.due_s is not None and child.due_s <= now_s:
                 try:
+                    self._listen_again(child)
                     self._fork(child)
                 except OSError as trouble:
                     wait_s = self._postpone(child)
@@ -353,7 +358,24 @@ class Supervisor:
         child.deaths += 1
         wait_s = BACKOFF_S[min(child.deaths, len(BACKOFF_S)) - 1]
         child.due_s = time.monotonic() + wait_s
+        if wait_s >= SHUT_S and self.count > 1:
+            self._shut(child)
         return wait_s
+
+    def _shut(self, child: Child) -> None:
+        """Reset the connections that wait for a dead worker, and let the other workers have later ones. The
+        ports stay ours."""
+        child.shut = True
+        for each, _ in self.sockets[child.k]:
+            with suppress(OSError):  # it listens no more
+                each.shutdown(SHUT_RD)
+
+    def _listen_again(self, child: Child) -> None:
+        """Undo `_shut`. Raises OSError."""
+        if child.shut:
+            for each, _ in self.sockets[child.k]:
+                each.listen(self.config.socket_listen_backlog_size)
+            child.shut = False
 
     # -- reports and deaths --------------------------------------------------------------------------------
 

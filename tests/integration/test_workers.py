@@ -382,6 +382,21 @@ def test_a_worker_that_dies_again_and_again_is_started_less_often(tmp_path):
         assert "worker 0 has died" not in broker.log
 
 
+def test_while_a_worker_is_not_there_the_others_accept_in_its_place(tmp_path):
+    """Before: a part of all connections waited for it, at most 10 s."""
+    with Broker(workers=2, data_dir=tmp_path / "data") as broker:
+        for _ in range(6):
+            broker.kill_worker(1)
+        wait_until(lambda: "worker 1 has died 6 times in a row; next start in 5 s" in broker.log)
+        with ExitStack() as stack:
+            for _ in range(20):
+                stack.enter_context(Wire(broker.bootstrap)).ask(messages.ApiVersionsRequest(), 0)
+        assert broker.log.count("worker 1 is started again") == 5, "the connections have waited for it"
+        wait_until(lambda: "worker 1 serves again" in broker.log)
+        with ExitStack() as stack:
+            assert set(wires_to_all(broker, stack)) == {0, 1}
+
+
 def test_workers_die_with_the_supervisor_and_the_place_is_free_at_once(tmp_path):
     with Broker(workers=2, data_dir=tmp_path / "data") as broker:
         with Wire(broker.bootstrap) as wire:

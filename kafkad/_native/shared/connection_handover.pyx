@@ -23,9 +23,9 @@ released. If its holder is stopped, the others wait PATIENCE_MS once, and then c
 sender, under the lock. No worker gets far more than the others in this way, because its descriptors are limited.
 
 **Death.** The supervisor keeps the sockets. Connections that are on their way to a dead worker wait for its successor,
-like the backlog of its listener. A worker gets no connections while it is not open: before it has started, while it
-stops, and when the supervisor knows that it has died or hangs. If a socket cannot be sent (too many are on their way),
-the worker that accepted it keeps it.
+like the backlog of its listener, which the supervisor resets if that takes long. A worker gets no connections while it is
+not open: before it has started, while it stops, and when the supervisor knows that it has died or hangs. If a socket
+cannot be sent (too many are on their way), the worker that accepted it keeps it.
 
 Beware: a socket stays in an epoll set as long as another process has it open. Remove it there before it is closed."""
 

@@ -85,7 +85,7 @@ from kafkad.server.worker_context import BROKEN, ENDING, NO_DIRECTORY, STOP, Wor
 logger = logging.getLogger("kafkad")
 
 BACKOFF_S = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
-SHUT_S = 0.5  # clients would notice that they wait so long
+SHUT_S = 2.0  # too long for clients that wait in a backlog
 ABORT_S = 2.0  # time to print its stack and end; then SIGKILL
 SETTLED_S = 10.0  # after this lifetime, a death counts as the first
 

@@ -19,10 +19,10 @@ A worker reports in lines of JSON through a pipe:
 
 A worker that dies is forked again, at once the first time, with a growing delay if it dies repeatedly
 (BACKOFF_S). For a delay of SHUT_S or more its listeners are shut, so that other workers accept in its place.
-A fork that the system refuses is retried in the same way. This holds for every kind of death. A
-failed assertion (exit code 70) is no worse than a segmentation fault or an OOM kill: the worker has stopped
-before it wrote anything wrong, its successor checks the files, and the other workers' partitions stay online.
-Two deaths end the broker: one during the broker's start, and one because no log directory is left (exit code
+A fork that the system refuses is retried in the same way. This holds for every kind of death. A failed
+assertion (exit code 70) is no worse than a segmentation fault or an OOM kill: the worker has stopped before
+it wrote anything wrong, its successor checks the files, and the other workers' partitions stay online. Two
+deaths end the broker: one during the broker's start, and one because no log directory is left (exit code
 74). Workers die with the supervisor (PR_SET_PDEATHSIG).
 
 A worker whose event loop hangs (server.heartbeat) gets no more connections, and is then killed: by SIGABRT,

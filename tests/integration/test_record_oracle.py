@@ -2,8 +2,9 @@
 
 Ids that each side makes by itself (topic ids, broker epochs) are put into words before they are compared.
 
-Kafka leaves removed replicas among the eligible ones, kafkad does not (docs/differences.md). So the ELR after
-a change is compared without them, and the topic is deleted then: both sides know the same again."""
+Kafka leaves removed replicas among the eligible ones, and may call -1 the last known leader; kafkad does not
+(docs/differences.md). So changes are compared without these, and the topic is deleted then: both sides know
+the same again."""
 
 import asyncio
 import contextlib

@@ -392,7 +392,8 @@ def test_while_a_worker_is_not_there_the_others_accept_in_its_place(tmp_path):
             for _ in range(20):
                 stack.enter_context(Wire(broker.bootstrap)).ask(messages.ApiVersionsRequest(), 0)
         assert broker.log.count("worker 1 is started again") == 5, "the connections have waited for it"
-        wait_until(lambda: "worker 1 serves again" in broker.log)
+        wait_until(lambda: broker.log.count("worker 1 is started again") == 6)
+        wait_until(lambda: "worker 1 serves again" in broker.log.rpartition("worker 1 is started again")[2])
         with ExitStack() as stack:
             assert set(wires_to_all(broker, stack)) == {0, 1}
 

@@ -1,6 +1,9 @@
 """Small, plain message sets: the loop converts them in one call. The slow path takes the rest."""
 
+import fcntl
 import random
+import sys
+import termios
 
 import pytest
 from reactor_world import World
@@ -11,6 +14,7 @@ from kafkad.protocol import codec, errors, messages
 from kafkad.protocol.message_sets import SetValidation
 from kafkad.protocol.records import read_batches
 from kafkad.protocol.validation import InvalidBatch
+from tests.clients import wait_until
 from tests.reference.message_sets import message, message_set, wrapper
 
 PLAIN = [(b"key", b"value", 1_000), (None, b"x" * 3_000, 900), (b"", None, 1_100), (b"k", b"", -1)]
@@ -108,16 +112,23 @@ def world(tmp_path):
     world.close()
 
 
-def asked(client, data, version=2):
+def produce_frame(data, version, *, index=0):
     cls = messages.ProduceRequest.TopicData
-    part = cls.PartitionData(index=0, records=data)
+    part = cls.PartitionData(index=index, records=data)
     request = messages.ProduceRequest(acks=1, timeout_ms=1_000)
     request.topic_data.append(cls(name="t", partition_data=[part]))
-    frame = codec.encode_request(request, version, 1, "old")
-    client.send_frame(frame)
+    return codec.encode_request(request, version, 1, "old")
+
+
+def answered(client, version):
     _, answer = codec.decode_response(messages.ProduceResponse, version, client.receive_frame())
     (part,) = answer.responses[0].partition_responses
     return part.error_code, part.base_offset
+
+
+def asked(client, data, version=2):
+    client.send_frame(produce_frame(data, version))
+    return answered(client, version)
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
@@ -137,27 +148,25 @@ def test_no_python_runs_for_a_small_plain_set(world, version):
 
 
 def test_a_round_converts_so_many_bytes_and_leaves_the_rest_to_threads(world):
-    """A nanosecond a byte, 4 ms a round. A request may be spread over some rounds, but seldom so thinly."""
-    count, data = 60, message_set(1, [(b"k", b"x" * 100_000, 1_000)])
+    """A nanosecond a byte, 4 ms a round. All requests are there when the round begins."""
+    count, data = 120, message_set(1, [(b"k", b"x" * 40_000, 1_000)])
     logs = [world.log("t", index) for index in range(count)]
-    client = world.connect()
-    cls = messages.ProduceRequest.TopicData
-    request = messages.ProduceRequest(acks=1, timeout_ms=1_000)
-    parts = [cls.PartitionData(index=index, records=data) for index in range(count)]
-    request.topic_data.append(cls(name="t", partition_data=parts))
-    for number in range(10):
-        before = world.reactor.stats()
-        client.send_frame(codec.encode_request(request, 2, 1, "old"))
-        _, answer = codec.decode_response(messages.ProduceResponse, 2, client.receive_frame())
-        found = [(part.error_code, part.base_offset) for part in answer.responses[0].partition_responses]
-        assert found == count * [(0, number)]
-        after = world.reactor.stats()
-        slowly, jobs = (after[name] - before[name] for name in ("python_appends", "unpack_jobs"))
-        if slowly:
-            break
-    assert {log.end_offset for log in logs} == {number + 1}
-    assert 1 <= slowly <= count - 4_000_000 // len(data)
-    assert jobs >= 1
+    clients = [world.connect() for _ in logs]
+    for index, client in enumerate(clients):
+        frame = produce_frame(data, 2, index=index)
+        assert client.socket.send(len(frame).to_bytes(4, "big") + frame) == 4 + len(frame)
+    wait_until(lambda: not any(unreceived(client.socket) for client in clients))
+    for client in clients:
+        assert answered(client, 2) == (0, 0)
+    assert {log.end_offset for log in logs} == {1}
+    stats = world.reactor.stats()
+    assert stats["python_appends"] == count - -(-4_000_000 // len(data))
+    assert stats["unpack_jobs"] >= 1
+
+
+def unreceived(sock):
+    """How many bytes of what was sent the peer's kernel does not have so far."""
+    return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 def test_a_set_for_which_the_log_rolls(world):

@@ -11,12 +11,12 @@ Source of the rules: DynamicBrokerConfig, ConfigAdminManager, ConfigurationContr
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from kafkad.config.broker import BrokerConfig, base_key
+from kafkad.config.broker import BrokerConfig, base_key, is_sensitive
 from kafkad.config.broker_keys import BROKER_KEYS, BROKER_QUOTA_KEYS
-from kafkad.config.definition import LIST, PER_BROKER, READ_ONLY, ConfigError, Key, to_string
+from kafkad.config.definition import HIDDEN, LIST, PER_BROKER, READ_ONLY, ConfigError, Key, to_string
 from kafkad.config.served import ignored_values, is_of_file, unserved_message
 from kafkad.protocol.errors import INVALID_CONFIG, INVALID_REQUEST, KafkaError
 
@@ -203,10 +203,39 @@ def with_dynamic(
         return config, complaints + _ignored(config, layers)
     try:
         applied = BrokerConfig(config.static, *layers)
-    except ConfigError as error:
-        complaints.append(f"The dynamic configuration cannot be applied: {error}")
-        return config, complaints
+    except ConfigError:
+        applied, left_out = one_by_one(config, layers, lambda tried: None)
+        complaints.extend(left_out)
     return applied, complaints + _ignored(config, layers)
+
+
+def one_by_one(
+    config: BrokerConfig, wanted: tuple[Mapping[str, str], ...], adopt: Callable[[BrokerConfig], object]
+) -> tuple[BrokerConfig, list[str]]:
+    """Change the layers of `config` to `wanted`, one value after the other, as far as `adopt` does not raise.
+    Return the last configuration that it took, and a message about each value that is left out. The values of
+    the broker come first: they are meant for it alone. Kafka drops all of them together."""
+    layers = [config.dynamic_default, config.dynamic_broker]
+    places = [(at, name) for at in (1, 0) for name in sorted({*layers[at], *wanted[at]})]
+    while True:
+        left_out, progress = [], False
+        for at, name in places:
+            if layers[at].get(name) == wanted[at].get(name):
+                continue
+            tried = list(layers)
+            tried[at] = changed(tried[at], {name: wanted[at].get(name)})
+            try:
+                applied = BrokerConfig(config.static, *tried)
+                adopt(applied)
+            except Exception as trouble:
+                shown = HIDDEN if is_sensitive(name) else wanted[at].get(name)
+                left_out.append(
+                    f"{name}={shown} cannot be applied and is left out: {trouble or repr(trouble)}"
+                )
+            else:
+                config, layers, progress = applied, tried, True
+        if not left_out or not progress:  # one may have had to wait for another
+            return config, left_out
 
 
 def _ignored(config: BrokerConfig, layers: Iterable[Mapping[str, str]]) -> list[str]:

@@ -7,9 +7,8 @@ values count."""
 import logging
 from collections.abc import Callable
 
-from kafkad.config.broker import BrokerConfig, is_sensitive
-from kafkad.config.definition import HIDDEN
-from kafkad.config.dynamic import changed, with_dynamic
+from kafkad.config.broker import BrokerConfig
+from kafkad.config.dynamic import one_by_one, with_dynamic
 from kafkad.metadata.image import BROKER, MetadataImage
 
 logger = logging.getLogger("kafkad")
@@ -36,22 +35,8 @@ class DynamicConfiguration:
             self._adopt(config)
         except Exception as trouble:
             logger.error("a change of the dynamic configuration failed: %r", trouble)
-            self._adopt_one_by_one(before, config)
-
-    def _adopt_one_by_one(self, before: BrokerConfig, after: BrokerConfig) -> None:
-        """Apply the changes from `before` to `after`, except values that cannot be applied."""
-        layers = [dict(before.dynamic_default), dict(before.dynamic_broker)]
-        for place, wanted in enumerate((after.dynamic_default, after.dynamic_broker)):
-            for name in sorted({*layers[place], *wanted}):
-                if layers[place].get(name) == wanted.get(name):
-                    continue
-                tried = [dict(layer) for layer in layers]
-                tried[place] = changed(tried[place], {name: wanted.get(name)})
-                try:
-                    self._adopt(BrokerConfig(before.static, *tried))
-                except Exception as trouble:
-                    shown = HIDDEN if is_sensitive(name) else wanted.get(name)
-                    logger.error("%s=%s cannot be applied and is left out: %r", name, shown, trouble)
-                else:
-                    layers = tried
-        self._adopt(BrokerConfig(before.static, *layers))
+            layers = (config.dynamic_default, config.dynamic_broker)
+            config, left_out = one_by_one(before, layers, self._adopt)
+            for complaint in left_out:
+                logger.error("%s", complaint)
+            self._adopt(config)

@@ -236,8 +236,34 @@ def test_the_file_says_which_listeners_there_are(name: str, text: str) -> None:
     assert (config.listener_protocols["A"], config.max_connections) == ("SASL_SSL", 7)
 
 
-def test_values_that_cannot_be_together_leave_the_configuration_as_it_was() -> None:
-    texts = {"log.cleaner.min.compaction.lag.ms": "9", "log.cleaner.max.compaction.lag.ms": "8"}
-    config, complaints = with_dynamic(STATIC, texts, {})
-    assert config is STATIC
-    assert len(complaints) == 1 and "cannot be applied" in complaints[0]
+def test_of_values_that_cannot_be_together_as_few_as_possible_are_left_out() -> None:
+    low, high = "log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"
+    config, [complaint] = with_dynamic(STATIC, {low: "9", high: "8", "message.max.bytes": "7"}, {})
+    assert config.dynamic_default == {high: "8", "message.max.bytes": "7"}
+    assert complaint.startswith(f"{low}=9 cannot be applied and is left out: ")
+    assert high in complaint
+
+
+def test_a_default_that_conflicts_with_the_file_costs_no_other_value() -> None:
+    """All dynamic values of the broker were left out at a start, as with Kafka: also limits and stores."""
+    low, high = "log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"
+    file = BrokerConfig({**STATIC.static, high: "50"})
+    config, [complaint] = with_dynamic(file, {low: "100", "message.max.bytes": "7"}, {"max.connections": "5"})
+    assert (config.message_max_bytes, config.max_connections) == (7, 5)
+    assert low in complaint
+    # the broker's own values come before those of all brokers
+    config, [complaint] = with_dynamic(file, {high: "5"}, {low: "20"})
+    assert (config.dynamic_default, config.dynamic_broker) == ({}, {low: "20"})
+    assert high in complaint
+    # and what has been applied stays
+    kept, [complaint] = with_dynamic(config, {high: "5", "message.max.bytes": "7"}, {low: "20"})
+    assert (kept.dynamic_default, kept.dynamic_broker) == ({"message.max.bytes": "7"}, {low: "20"})
+
+
+def test_a_value_that_has_to_wait_for_another_one_is_not_left_out() -> None:
+    low, high = "log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"
+    file = BrokerConfig({**STATIC.static, low: "20", high: "50"})
+    buffer = "log.cleaner.dedupe.buffer.size"
+    config, [complaint] = with_dynamic(file, {buffer: "1000"}, {high: "10", low: "5"})
+    assert (config.dynamic_default, config.dynamic_broker) == ({}, {high: "10", low: "5"})
+    assert buffer in complaint

@@ -19,7 +19,11 @@ LAG_MS = 1500
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    config = {"replica.lag.time.max.ms": LAG_MS, "default.replication.factor": 3}
+    config = {
+        "replica.lag.time.max.ms": LAG_MS,
+        "default.replication.factor": 3,
+        "broker.session.timeout.ms": 9_000,  # on a slow machine, too, the leader is before the controller
+    }
     path = tmp_path_factory.mktemp("leader")
     with JvmCluster(path, brokers=2, config=config) as cluster:
         yield cluster

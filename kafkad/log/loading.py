@@ -11,6 +11,9 @@ several threads do. A log that a shortage keeps from loading is left to `unloade
 asked for; a directory that fails goes offline. A log that had records by the checkpoints and is gone, or
 whose directory is there without a segment, is noted (`Directory.missing`).
 
+A broker of a cluster calls `misses_logs` before it registers, because the controllers elect replicas that
+stopped cleanly.
+
 Use: log_dirs.py."""
 
 import logging
@@ -23,6 +26,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from kafkad._native.log.partition import Partition
+from kafkad._native.log.producer_table import ProducerTable
 from kafkad._native.shared.watermarks import RowSlot, WatermarkTable
 from kafkad.clock import Clock
 from kafkad.config.broker import BrokerConfig
@@ -85,12 +90,17 @@ class Directories(Protocol):
     def go_offline(self, directory: Directory) -> None: ...
 
 
-def misses_logs(directories: Iterable[Directory], counts: Callable[[str, int], bool]) -> bool:
-    """Return whether the log of a partition that `counts` had records by the checkpoints and is gone, after a
-    clean stop. Files that cannot be read are skipped here: `Loading` reports them."""
+def misses_logs(
+    directories: Iterable[Directory],
+    counts: Callable[[str, int], bool],
+    may_lead: Callable[[str, int], bool] | None = None,
+) -> bool:
+    """Return whether records were lost since a clean stop: the log of a partition that `counts` had some by
+    the checkpoints and is gone, or that of one that `may_lead` ends before the recovery point, as an older
+    copy does. Files that cannot be read are skipped here: `Loading` reports them."""
     there: set[Key] = set()  # under another name, or deleted
     plain: dict[Key, list[str]] = {}
-    named: set[Key] = set()
+    ends: dict[Key, int] = {}  # by the recovery points; 0 if only the high watermark is known
     for directory in directories:
         with suppress(OSError):
             for name in os.listdir(directory.path):
@@ -101,11 +111,40 @@ def misses_logs(directories: Iterable[Directory], counts: Callable[[str, int], b
                     there.add(parsed[:2])
         for name in OF_RECORDS:
             with suppress(OSError, Malformed):
-                offsets = read_offsets(os.path.join(directory.path, name))
-                named.update(key for key, offset in offsets.items() if offset > 0)
-    return any(
-        counts(*key) and not any(has_records(path) for path in plain.get(key, ())) for key in named - there
-    )
+                for key, offset in read_offsets(os.path.join(directory.path, name)).items():
+                    if offset > 0:
+                        known = offset if name == RECOVERY_POINTS else 0
+                        ends[key] = max(known, ends.get(key, 0))
+    for key in ends.keys() - there:
+        paths = plain.get(key, ())
+        if counts(*key) and not any(has_records(path) for path in paths):
+            return True
+        if may_lead is not None and may_lead(*key) and any(_is_short(path, key, ends[key]) for path in paths):
+            return True
+    return False
+
+
+def _is_short(path: str, key: Key, end_offset: int) -> bool:
+    """Return whether a log that nobody has opened ends before `end_offset`, or within a batch."""
+    sizes: dict[int, int] = {}
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                base = offset_of(entry.name) if entry.name.endswith(LOG) else None
+                if base is not None:
+                    sizes[base] = entry.stat().st_size
+        for base in sorted(sizes, reverse=True):
+            if base >= end_offset:
+                return False
+            if sizes[base] > 0:  # an empty one may be left over from a failed roll
+                native = Partition(*key, None, path, None, ProducerTable())
+                native.add_segment(base, sizes[base], 0)
+                return native.find_end() < end_offset
+    except ValueError:
+        return True
+    except (OSError, KafkaError):
+        return False  # loading reports it
+    return bool(sizes)
 
 
 def has_records(path: str) -> bool:

@@ -327,11 +327,13 @@ class LogDirs:
         """The ids of the online directories for logs, which a broker registers."""
         return [directory.id for directory in self.directories() if not directory.offline]
 
-    def misses_logs(self, counts: Callable[[str, int], bool]) -> bool:
-        """Return whether the log of a partition that `counts(topic, index)` had records and is gone. Call it
-        before `load`."""
+    def misses_logs(
+        self, counts: Callable[[str, int], bool], may_lead: Callable[[str, int], bool] | None = None
+    ) -> bool:
+        """Return whether the log of a partition that `counts(topic, index)` had records and is gone, or that
+        of one that `may_lead` is shorter than at the clean stop. Call it before `load`."""
         online = [directory for directory in self.directories() if not directory.offline]
-        return misses_logs(online, counts)
+        return misses_logs(online, counts, may_lead)
 
     def directory_of(self, topic: str, index: int) -> Directory:
         return self._logs[topic, index][1]

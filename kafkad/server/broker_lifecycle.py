@@ -165,7 +165,7 @@ class BrokerLifecycle:
     def lost_records(self) -> None:
         """Register as after an unclean stop: with ELR the broker leaves all ISRs. Call it before `run`."""
         logger.warning(
-            "broker %d registers as after an unclean stop: logs that had records are gone",
+            "broker %d registers as after an unclean stop: logs are gone, or shorter than they were",
             self._registration.broker_id,
         )
         self._registration = self._registration._replace(previous_epoch=NO_EPOCH)

@@ -398,7 +398,8 @@ class MemberWorker(Worker):
         else:
             stopped_cleanly = self.log_dirs.previous_broker_epoch != NO_EPOCH
             if stopped_cleanly and (
-                self.log_dirs.misses_logs(self._is_replicated) or self._misses_directory()
+                self.log_dirs.misses_logs(self._is_replicated, self._may_be_elected)
+                or self._misses_directory()
             ):
                 self.lifecycle.lost_records()
             self._run(self.lifecycle.run())
@@ -410,6 +411,13 @@ class MemberWorker(Worker):
         topic = self.raft.image.topics.get(name)
         state = None if topic is None else topic.partitions.get(index)
         return state is not None and self.config.node_id in state.replicas and len(state.replicas) > 1
+
+    def _may_be_elected(self, name: str, index: int) -> bool:
+        """Return whether this broker may lead a partition at once, and others could do so in its place."""
+        topic = self.raft.image.topics.get(name)
+        state = None if topic is None else topic.partitions.get(index)
+        eligible = () if state is None else (*state.isr, *state.elr)
+        return self.config.node_id in eligible and len(eligible) > 1
 
     def _misses_directory(self) -> bool:
         """Return whether a directory is no longer in log.dirs that has a replica which may lead. It is made

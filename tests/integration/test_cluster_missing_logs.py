@@ -39,9 +39,12 @@ def done(future):
     return True
 
 
-def make(cluster):
+def make(cluster, replicas=None):
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap, **QUIET})
-    until(lambda: done(admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3)])[TOPIC]))
+    wanted = NewTopic(TOPIC, PARTITIONS, 3)
+    if replicas is not None:
+        wanted = NewTopic(TOPIC, PARTITIONS, replica_assignment=replicas, config={"min.insync.replicas": "2"})
+    until(lambda: done(admin.create_topics([wanted])[TOPIC]))
 
 
 def delete(cluster):
@@ -165,14 +168,7 @@ def test_a_replica_whose_directory_was_taken_out_of_log_dirs_is_not_eligible_to_
 
         assert cluster.stop([THIRD]) == {THIRD: 0}
         restart_with(node.data_dir, second := tmp_path / "second")
-        admin = AdminClient({"bootstrap.servers": cluster.bootstrap, **QUIET})
-        wanted = NewTopic(
-            TOPIC,
-            PARTITIONS,
-            replica_assignment=[[THIRD, 1]] * PARTITIONS,
-            config={"min.insync.replicas": "2"},
-        )
-        until(lambda: done(admin.create_topics([wanted])[TOPIC]))
+        make(cluster, [[THIRD, 1]] * PARTITIONS)
         fill(cluster)
         assert list(second.glob(f"{TOPIC}-*")) and list(node.data_dir.glob(f"{TOPIC}-*"))
         for directories in ((node.data_dir, second), (node.data_dir,)):
@@ -182,6 +178,36 @@ def test_a_replica_whose_directory_was_taken_out_of_log_dirs_is_not_eligible_to_
         until(lambda: "as after an unclean stop" in node.log)
         until(lambda: isr_sizes(cluster) == [2] * PARTITIONS, lambda: isr_sizes(cluster))
         assert high_watermarks(cluster.bootstrap, TOPIC) == [RECORDS] * PARTITIONS
+        assert not cluster.tracebacks()
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+def test_a_replica_that_was_restored_from_an_older_copy_is_not_eligible_to_lead(tmp_path, is_older):
+    """It stopped cleanly and is in the ELR. If the leader dies before it has the newer records, it must not
+    be elected."""
+    with Cluster(tmp_path / "cluster") as cluster:
+        node = cluster.nodes[THIRD]
+        make(cluster, [[THIRD, 1]] * PARTITIONS)
+        fill(cluster)
+        directory, copy = node.data_dir / f"{TOPIC}-0", tmp_path / "copy"
+
+        def put_back():
+            assert cluster.stop([THIRD]) == {THIRD: 0}
+            if copy.exists():
+                shutil.rmtree(directory)
+                shutil.copytree(copy, directory)
+            else:
+                shutil.copytree(directory, copy)
+            cluster.start([THIRD])
+            until(lambda: isr_sizes(cluster) == [2] * PARTITIONS, lambda: isr_sizes(cluster))
+
+        put_back()
+        if is_older:
+            fill(cluster)
+        put_back()
+        assert ("as after an unclean stop" in node.log) == is_older
+        records = 2 * RECORDS if is_older else RECORDS
+        assert high_watermarks(cluster.bootstrap, TOPIC) == [records] * PARTITIONS
         assert not cluster.tracebacks()
 
 

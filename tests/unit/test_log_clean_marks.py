@@ -151,6 +151,52 @@ def test_a_log_that_was_restored_beside_a_true_mark_is_not_believed(tmp_path, ca
     assert caplog.text.count(CHECKED) == 1
 
 
+def is_short(world: DirsWorld) -> bool:
+    return world.dirs.misses_logs(lambda *key: False, lambda topic, index: topic == "t")
+
+
+@pytest.mark.parametrize("stale_index", [False, True])
+@pytest.mark.parametrize("size", [0, ONE, 399 * ONE, 400 * ONE - 1])
+def test_a_log_that_is_shorter_than_at_the_clean_stop_is_noticed_before_it_is_opened(
+    tmp_path, size, stale_index
+):
+    """An older copy, or a copy that ends within a batch. The broker tells the controllers before it opens
+    logs, because they would elect it."""
+    world = filled(tmp_path, count=400)
+    world.create("u")
+    world.dirs.close()
+    assert not is_short(world)
+    shutil.copytree(os.path.dirname(segment(world)), tmp_path / "copy")
+    os.truncate(segment(world), size)
+    if not stale_index:
+        for suffix in (".index", ".timeindex"):
+            os.truncate(segment(world).replace(".log", suffix), 0)
+    assert is_short(world)
+    assert not world.dirs.misses_logs(lambda *key: False, lambda topic, index: topic == "u")
+    shutil.rmtree(os.path.dirname(segment(world)))
+    shutil.copytree(tmp_path / "copy", os.path.dirname(segment(world)))
+    os.unlink(segment(world).replace(".log", ".index"))
+    assert not is_short(world)
+    world.dirs = world.open()
+    assert world.dirs.get("t", 0).end_offset == 400
+
+
+def test_a_log_whose_last_segments_are_gone_is_shorter(tmp_path):
+    world = filled(tmp_path)
+    log = world.dirs.get("t", 0)
+    log.roll(1_000)
+    world.dirs.close()
+    empty = segment(world).replace(f"{0:020d}", f"{10:020d}")
+    assert os.path.getsize(empty) == 0 and not is_short(world)
+    os.unlink(empty)
+    assert not is_short(world)  # all records are there
+    os.rename(segment(world), segment(world).replace(f"{0:020d}", f"{4:020d}"))
+    os.truncate(segment(world).replace(f"{0:020d}", f"{4:020d}"), 0)
+    assert is_short(world)
+    shutil.rmtree(os.path.dirname(segment(world)))
+    assert not is_short(world) and world.dirs.misses_logs(lambda *key: True)
+
+
 @pytest.mark.parametrize("lost", [RECOVERY_POINTS, HIGH_WATERMARKS])
 def test_a_mark_without_its_checkpoint_is_believed_as_in_kafka(tmp_path, lost, caplog):
     world = filled(tmp_path)

@@ -1,10 +1,10 @@
 """Opening the logs of a worker at its start.
 
-    known       the metadata have the partition, under the directory's topic id
+    known       the metadata have a replica of the partition here, under the directory's topic id
     stray       they do not: the directory is renamed and kept for the operator (strays.py)
     ours        of several workers, the owner of a partition opens its log; worker 0 handles what nobody owns
     restarted   this worker replaces one that died while the others kept running: rows in shared memory are
-                taken over, and a topic that was deleted meanwhile is deleted here
+                taken over, and what was deleted or reassigned meanwhile is deleted here
 
 After a clean stop the logs are opened one after the other. After an unclean stop they must be scanned, which
 several threads do. A log that a shortage keeps from loading is left to `unloaded`, and tried again when it is
@@ -169,7 +169,7 @@ class Wanted:
 
     config_for: Callable[[str], TopicConfig]
     topics: Mapping[str, bytes] | None  # name -> id; None: all logs are known
-    has: Callable[[str, int], bool]  # whether a known topic has that partition
+    has: Callable[[str, int], bool]  # whether a known topic has that partition, with a replica here
     mine: Callable[[str, bytes, int], bool] | None  # topic, its id, partition; None: there is one worker
 
     def is_known(self, topic: str, index: int) -> bool:
@@ -345,12 +345,14 @@ class Loading:
 
     def _takes(self, directory: Directory, path: str, topic: str, index: int) -> bool:
         """Return whether this one of several workers loads the directory, or treats it as a stray. Delete it
-        if its topic was deleted during this run of the broker, after its owner here had died."""
+        if its topic was deleted during this run of the broker, or the replica moved to another broker, after
+        its owner here had died."""
         wanted, restarted = self._wanted, self._dirs.restarted
         assert wanted.mine is not None
         known = wanted.id_of(topic)
         found = topic_id_of(path) if restarted else None
-        if found is not None and known != found and wanted.mine(topic, found, index):
+        is_gone = found is not None and (known != found or not wanted.has(topic, index))
+        if found is not None and is_gone and wanted.mine(topic, found, index):
             logger.info("%s was deleted while its worker was away", path)
             self._dirs.delete_closed(directory, path, topic, index)
             self._dirs.uncount(directory, 1)

@@ -242,9 +242,9 @@ class LogDirs:
         has: Callable[[str, int], bool] = lambda topic, index: True,
     ) -> None:
         """Open every log of this worker: `mine(topic, topic id, index)`; None: all logs. `known_topics`: name
-        -> id, and `has(topic, index)`: whether a known topic has that partition; any other log is a stray
-        (known_topics None: there are no strays). `workers`: how many workers do this at the same time. Raises
-        DirectoryTrouble."""
+        -> id, and `has(topic, index)`: whether a known topic has that partition, with a replica here; any
+        other log is a stray (known_topics None: there are no strays). `workers`: how many workers do this at
+        the same time. Raises DirectoryTrouble."""
         Loading(self, Wanted(config_for, known_topics, has, mine)).run(workers)
 
     def _load_again(self, key: Key) -> Log | None:

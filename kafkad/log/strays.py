@@ -1,9 +1,9 @@
-"""Strays: partition directories that the metadata does not know.
+"""Strays: partition directories that are no replicas of this broker by the metadata.
 
 A stray is renamed to `<topic>-<partition>.<32 hex>-stray` and kept for the operator, as in Kafka. It may
 belong to a topic that a newer copy of the metadata knows: if yesterday's metadata log was served for a day,
 the partitions created since then became strays. So a start whose metadata has the topic id and index of a
-stray restores its name, unless the partition exists.
+stray, with a replica here, restores its name, unless the partition exists.
 
 The checkpoint files name a partition by topic and index, which may belong to another partition by then. So
 the entries of a stray are saved in a file of its own, and restored with its name: without its log start, the
@@ -45,14 +45,14 @@ def set_aside(path: str, topic: str, index: int, offsets: Mapping[str, int]) -> 
     failure it stays where it is."""
     directory = os.path.dirname(path)
     stray = os.path.join(directory, left_directory(topic, index, uuid.uuid4().hex, STRAY_DIR))
-    logger.warning("%s is unknown to the metadata and moved to %s", path, stray)
+    logger.warning("%s is no replica in the metadata and moved to %s", path, stray)
     try:
         lines = (f"{name} {offset}" for name, offset in sorted(offsets.items()))
         write_file(os.path.join(path, KEPT_OFFSETS), checkpoint_text(lines))
         os.rename(path, stray)
         sync_directory(directory)
     except OSError as e:
-        logger.error("%s is unknown to the metadata and could not be moved to %s: %s", path, stray, e)
+        logger.error("%s is no replica in the metadata and could not be moved to %s: %s", path, stray, e)
 
 
 def kept_offsets(path: str) -> dict[str, int]:

@@ -362,13 +362,16 @@ class Worker:
         def mine(topic: str, topic_id: bytes, index: int) -> bool:
             return owner_of(topic_id, index, self.count) == self.me
 
+        def has_replica(topic: str, index: int) -> bool:
+            state = image.topics[topic].partitions.get(index)
+            return state is not None and self.config.node_id in state.replicas
+
         hook_moves(
             self.log_dirs.moves, lambda: self.config, self.count, self.metadata, self.partitions,
             assign_directories=self._assign_directories, is_busy=self._is_loading,
         )  # fmt: skip
         self.log_dirs.load(
-            config_for, known_topics(image), None if self.context is None else mine, self.count,
-            lambda topic, index: index in image.topics[topic].partitions,
+            config_for, known_topics(image), None if self.context is None else mine, self.count, has_replica
         )  # fmt: skip
 
     @property

@@ -153,6 +153,28 @@ def test_a_replica_that_has_moved_to_other_nodes_is_in_no_checkpoint(tmp_path, m
         assert not errors_of(cluster, THIRD) and not cluster.tracebacks()
 
 
+@pytest.mark.parametrize("was_killed", [False, True])
+def test_a_replica_that_moved_to_other_nodes_while_its_own_was_down_becomes_a_stray(tmp_path, was_killed):
+    """Its log was opened, for nobody. When the topic was deleted and made again, the new partition could not
+    be opened there until a restart."""
+    with Cluster(tmp_path / "cluster", workers=2) as cluster:
+        make(cluster)
+        fill(cluster)
+        node = cluster.nodes[THIRD]
+        node.kill() if was_killed else cluster.stop([THIRD])
+        reassign(cluster, [1, 2])
+        cluster.start([THIRD])
+        assert not [path for path in node.data_dir.glob(f"{TOPIC}-*") if path.suffix == ""]
+        assert len(list(node.data_dir.glob(f"{TOPIC}-*-stray"))) == PARTITIONS
+        delete(cluster)
+        make(cluster)
+        serves_whole(cluster, RECORDS)
+        cluster.stop([THIRD])
+        cluster.start([THIRD])
+        serves_whole(cluster, 2 * RECORDS)
+        assert not cluster.tracebacks()
+
+
 def test_a_replica_whose_directory_was_taken_out_of_log_dirs_is_not_eligible_to_lead(tmp_path):
     """It is made anew, empty. If its leader dies before it has the records, it must not be elected."""
     with Cluster(tmp_path / "cluster") as cluster:

@@ -68,7 +68,14 @@ class Worker:
     """One worker's logs; made in its own process."""
 
     def __init__(
-        self, disks: Disks, me: int, *, restarted: bool = False, workers: int = WORKERS, owner=owner_of
+        self,
+        disks: Disks,
+        me: int,
+        *,
+        restarted: bool = False,
+        workers: int = WORKERS,
+        owner=owner_of,
+        has=lambda topic, index: True,
     ) -> None:
         self.disks = disks
         self.me = me
@@ -79,6 +86,7 @@ class Worker:
             lambda topic: topic_config(),
             disks.topics,
             lambda topic, topic_id, index: owner(topic_id, index, workers) == me,
+            has=has,
         )
         for log in self.dirs.all():
             log.set_leader_epoch(0)
@@ -406,7 +414,8 @@ def test_partitions_of_all_workers_are_spread_over_the_directories(tmp_path, for
 # -- strays and leftovers ------------------------------------------------------------------------------------
 
 
-def test_a_topic_deleted_while_its_worker_was_away_goes_when_it_comes_back(disks, fork):
+@pytest.mark.parametrize("then", ["deleted", "reassigned"])
+def test_a_log_deleted_while_its_worker_was_away_goes_when_it_comes_back(disks, fork, then):
     a, b = two(fork, disks)
     mine = [name for name in ("p", "q", "r", "s") if owner_of(id_of(name), 0, WORKERS) == 1]
     others = [name for name in ("p", "q", "r", "s") if name not in mine]
@@ -419,14 +428,15 @@ def test_a_topic_deleted_while_its_worker_was_away_goes_when_it_comes_back(disks
 
     def comes_back(child, disks, topics):
         disks.topics = topics
-        worker = Worker(disks, 1, restarted=True)
+        worker = Worker(disks, 1, restarted=True, has=lambda topic, index: False)
         child.tell(sorted(log.topic for log in worker.dirs.all()))
         worker.scheduler.run(60_000)
         worker.scheduler.work()
         child.tell()
 
-    # the image does not have any of them any more; what worker 0 has is its own to delete
-    child = fork(comes_back, disks, {})
+    # the image has no replica here of any of them any more; what worker 0 has is its own to delete
+    names = mine + others if then == "reassigned" else []
+    child = fork(comes_back, disks, {name: id_of(name) for name in names})
     assert child.hear() == []
     left = sorted(os.listdir(disks.paths[0]))
     assert [name for name in left if name.endswith("-stray")] == []

@@ -19,6 +19,7 @@ RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_START_OFFSETS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANER_OFFSETS = "cleaner-offset-checkpoint"
+OF_RECORDS = (RECOVERY_POINTS, HIGH_WATERMARKS)  # these show whether a log had records
 META_PROPERTIES = "meta.properties"
 
 OFFSET_MAX = (1 << 63) - 1

@@ -36,6 +36,7 @@ from kafkad.log.checkpoints import (
     CLEANER_OFFSETS,
     HIGH_WATERMARKS,
     LOG_START_OFFSETS,
+    OF_RECORDS,
     RECOVERY_POINTS,
     read_offsets,
 )
@@ -64,7 +65,6 @@ from kafkad.protocol.errors import KafkaError, Malformed
 logger = logging.getLogger("kafkad.log")
 
 REMOTE_INDEX_CACHE = "remote-log-index-cache"
-OF_RECORDS = (RECOVERY_POINTS, HIGH_WATERMARKS)  # the checkpoints that show whether a log had records
 
 
 class Directories(Protocol):

@@ -3,7 +3,8 @@
 A stray is renamed to `<topic>-<partition>.<32 hex>-stray` and kept for the operator, as in Kafka. It may
 belong to a topic that a newer copy of the metadata knows: if yesterday's metadata log was served for a day,
 the partitions created since then became strays. So a start whose metadata has the topic id and index of a
-stray, with a replica here, restores its name, unless the partition exists.
+stray, with a replica here, restores its name, unless the partition exists, or had a newer log by the
+checkpoints: without its last records, this broker must not lead.
 
 The checkpoint files name a partition by topic and index, which may belong to another partition by then. So
 the entries of a stray are saved in a file of its own, and restored with its name: without its log start, the
@@ -17,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 
 from kafkad.log.checkpoints import (
+    OF_RECORDS,
     checkpoint_lines,
     checkpoint_text,
     read_partition_metadata,
@@ -92,6 +94,9 @@ def restore(directories: Iterable[Directory], wanted: Callable[[str, int, bytes]
             paths = ", ".join(path for _, path, _ in candidates)
             logger.error("%s-%d could be any of these, so none is used: %s", topic, index, paths)
             continue
+        if not there and _is_older(stray, (topic, index), places):
+            logger.error("%s stays: %s-%d had a newer log, which is gone", stray, topic, index)
+            continue
         for each in there:
             set_aside(os.path.join(each.path, plain), topic, index, each.offsets_of((topic, index)))
         path = os.path.join(directory.path, plain)
@@ -105,6 +110,17 @@ def restore(directories: Iterable[Directory], wanted: Callable[[str, int, bytes]
         logger.warning("%s is known to the metadata again and moved back to %s", stray, path)
         restored.add(path)
     return restored
+
+
+def _is_older(stray: str, key: tuple[str, int], places: Iterable[Directory]) -> bool:
+    """Return whether the checkpoints have offsets of another log of that partition, which is not there."""
+    kept = kept_offsets(stray)
+    try:
+        found = [each.offsets_of(key) for each in places]
+    except OSError:
+        return False  # loading reports it
+    named = [(name, each.get(name, 0)) for each in found for name in OF_RECORDS]
+    return bool(kept) and any(offset > 0 and offset != kept.get(name) for name, offset in named)
 
 
 def _names(path: str) -> list[str]:

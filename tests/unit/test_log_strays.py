@@ -367,3 +367,29 @@ def test_a_deleted_log_hides_a_missing_one_only_in_its_own_directory(tmp_path, w
     os.rename(log.directory, os.path.join(world.paths[where], f"t-0.{'0' * 32}-delete"))
     world.dirs = world.open()
     assert world.dirs.directories()[0].missing == ({("t", 0): 5} if where == 1 else {})
+
+
+@pytest.mark.parametrize("moved_away_again", [False, True])
+def test_an_old_stray_does_not_take_the_place_of_a_log_that_is_gone(tmp_path, moved_away_again):
+    """The replica moved to another broker and back, and its new log was lost. With the records of the stray,
+    it could lead."""
+    world = DirsWorld(tmp_path)
+    world.create("t").append_client(batch(3), 1_000)
+    reopen(world, has=lambda topic, index: False)
+    assert names(world) == ["t-0"]
+    log = world.create("t")
+    log.append_client(batch(5), 1_000)
+    world.dirs.checkpoint()
+    world.scheduler.settle()
+    if moved_away_again:
+        world.dirs.delete("t", 0)
+        world.scheduler.run(60_000)
+        world.scheduler.settle()
+    world.dirs.close()
+    if not moved_away_again:
+        shutil.rmtree(log.directory)
+    world.dirs = world.open()
+    if moved_away_again:
+        assert world.dirs.get("t", 0).end_offset == 3 and not names(world)
+    else:
+        assert world.dirs.directories()[0].missing == {("t", 0): 5} and names(world) == ["t-0"]

@@ -49,7 +49,9 @@ class Identity(NamedTuple):
     properties: dict[str, str]
 
 
-def identify(directories: Sequence[Directory], metadata: Directory, node_id: int) -> str:
+def identify(
+    directories: Sequence[Directory], metadata: Directory, node_id: int, *, is_controller: bool = True
+) -> str:
     """Check and complete the identity of every online directory; return the cluster id. `metadata` is the
     directory of the metadata log. A damaged directory goes offline. Raises DirectoryTrouble."""
     if metadata.offline:
@@ -60,7 +62,7 @@ def identify(directories: Sequence[Directory], metadata: Directory, node_id: int
     found = {each.path: identity for each in directories if (identity := _read(each, each is metadata))}
     cluster_id = _only_cluster(found)
     _check_node(found, node_id)
-    _check_metadata(directories, metadata, cluster_id)
+    _check_metadata(directories, metadata, cluster_id, is_controller)
     for directory in directories:
         if not directory.offline and directory.path not in found and (sign := sign_of_use(directory.path)):
             _fail(directory, f"it holds {sign} but no {META_PROPERTIES}; restore that file, or empty it")
@@ -145,7 +147,9 @@ def _check_node(found: dict[str, Identity], node_id: int) -> None:
             )
 
 
-def _check_metadata(directories: Sequence[Directory], metadata: Directory, cluster_id: str) -> None:
+def _check_metadata(
+    directories: Sequence[Directory], metadata: Directory, cluster_id: str, is_controller: bool
+) -> None:
     """Raise DirectoryTrouble if a start would begin a new metadata log beside data of an older one."""
     log = partition_directory(METADATA_TOPIC, 0)
     others = [each for each in directories if each is not metadata and not each.offline]
@@ -166,7 +170,7 @@ def _check_metadata(directories: Sequence[Directory], metadata: Directory, clust
             f"the metadata directory {metadata.path} has no {META_PROPERTIES}, but {path} belongs to"
             f" cluster.id {cluster_id}; {advice}"
         )
-    if formatted and _has_metadata(os.path.join(metadata.path, log)):
+    if formatted and (not is_controller or _has_metadata(os.path.join(metadata.path, log))):
         return
     for directory in (metadata, *others):
         sign = sign_of_use(directory.path)

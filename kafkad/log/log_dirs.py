@@ -153,7 +153,12 @@ class LogDirs:
         try:
             for directory in self._directories:
                 self._take(directory)
-            self.cluster_id = identify(self._directories, self._metadata_directory(), self.config.node_id)
+            self.cluster_id = identify(
+                self._directories,
+                self._metadata_directory(),
+                self.config.node_id,
+                is_controller="controller" in self.config.process_roles,
+            )
             for directory in self._online():
                 self._take_mark(directory)
         except BaseException:

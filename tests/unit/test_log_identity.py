@@ -100,6 +100,26 @@ def test_a_lost_metadata_log_ends_the_start(tmp_path, left, clean):
     assert records(world) == dict.fromkeys(range(4), 1)
 
 
+@pytest.mark.parametrize("left", ["no directory", "an empty log", "a damaged log"])
+def test_a_broker_without_a_controller_may_have_lost_its_metadata_log(tmp_path, left):
+    """It fetches the log from the controllers before it opens any partition."""
+    roles = {"process.roles": "broker", "controller.quorum.voters": "2@127.0.0.1:1"}
+    world = used(tmp_path, 1, **roles, **{"controller.listener.names": "CONTROLLER"})
+    log = tmp_path / "d0" / "__cluster_metadata-0"
+    segment = log / f"{0:020d}.log"
+    damaged = segment.read_bytes()[:-1]
+    shutil.rmtree(log)
+    if left != "no directory":
+        log.mkdir()
+        segment.write_bytes(damaged if left == "a damaged log" else b"")
+    world.dirs = world.open()
+    assert records(world) == dict.fromkeys(range(4), 1)
+    world.dirs.close()
+    (tmp_path / "d0" / META_PROPERTIES).unlink()
+    with pytest.raises(DirectoryTrouble, match=f"has no {META_PROPERTIES}, but"):
+        world.open()
+
+
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("at", [17, 30, 70])
 def test_a_metadata_log_that_begins_with_a_damaged_batch_ends_the_start(tmp_path, at, clean):

@@ -823,6 +823,7 @@ class RaftNode(Observer):
     def _commit(self) -> None:
         assert self._leadership is not None
         offset = self._leadership.high_watermark
+        self.told = max(self.told, offset)
         if offset > self.high_watermark:
             self.high_watermark = offset
             self._log.advance_high_watermark(offset)

@@ -81,6 +81,7 @@ class Observer(MetadataReplica):
         self.directory_id = directory_id
         self.leader: Leader | None = None
         self.high_watermark = 0
+        self.told = -1  # the high watermark by a leader since the start; -1: none has said
         self.on_commit: Callable[[MetadataImage, Delta], Any] | None = None
         self.on_snapshot: Callable[[MetadataImage], Any] | None = None
         self.keeps_values = False
@@ -276,7 +277,13 @@ class Observer(MetadataReplica):
             self._new_bytes += batch.size
             self._fetching = None  # the log goes on: a snapshot from before is not needed
 
+    @property
+    def is_current(self) -> bool:
+        """Whether `image` has all that was committed when a leader last said so, not only a snapshot."""
+        return 0 <= self.told <= self.image.offset + 1
+
     def _commit_below(self, high_watermark: int) -> None:
+        self.told = max(self.told, high_watermark)
         told = min(high_watermark, self._log.end_offset)
         if told > self.high_watermark:
             self.high_watermark = told

@@ -383,7 +383,11 @@ class MemberWorker(Worker):
             async with asyncio.timeout(timeout_s):
                 known = self.log_dirs.metadata_offset  # by other workers, of one that takes another's place
                 await self.client.until(
-                    lambda observer: observer.image.metadata_version > 0 and observer.image.offset >= known
+                    lambda observer: (
+                        observer.image.metadata_version > 0
+                        and observer.image.offset >= known
+                        and (known >= 0 or observer.is_current)  # is a log gone that could lead?
+                    )
                 )
         except TimeoutError:
             raise UnusableMetadata(

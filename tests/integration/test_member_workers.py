@@ -178,6 +178,34 @@ def test_a_broker_of_several_workers_starts_without_a_log_and_says_so_when_it_re
         assert broker.stop() == 0
 
 
+def test_a_broker_looks_for_its_logs_by_metadata_that_are_newer_than_its_snapshot(tmp_path):
+    """It registered by the snapshot, which did not have the partition, as after a clean stop."""
+    with MemberCluster(
+        tmp_path, brokers=2, config={"metadata.log.max.record.bytes.between.snapshots": 500}
+    ) as cluster:
+        broker, controller = cluster.members[2], tmp_path / "controller-100" / "__cluster_metadata-0"
+        metadata = broker.node.data_dir / "__cluster_metadata-0"
+        for number in range(60):
+            cluster.admin.create_topics([NewTopic(f"t{number}", 4, 2)])[f"t{number}"].result(30)
+            if list(controller.glob("*.checkpoint")):
+                break
+        assert broker.stop() == 0
+        shutil.rmtree(metadata)
+        broker.start()
+        wait_until(lambda: list(metadata.glob("*.checkpoint")))
+        cluster.admin.create_topics([NewTopic("new", 1, replica_assignment=[[2, 1]])])["new"].result(30)
+        cluster.whole("new")
+        producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "log_level": 0})
+        producer.produce("new", b"record", partition=0)
+        assert producer.flush(60) == 0
+        assert broker.stop() == 0
+        assert len(list(metadata.glob("*.checkpoint"))) == 1
+        shutil.rmtree(broker.node.data_dir / "new-0")
+        broker.start()
+        assert broker.log.count("registers as after an unclean stop") == 1
+        cluster.whole("new")
+
+
 @pytest.fixture
 def brokers(tmp_path):
     with Brokers(tmp_path) as brokers:

@@ -250,6 +250,8 @@ def read_options(
         for name in ADMISSION:
             if name in given:
                 log.warning("option %s has no effect in a batch query", name)
+    elif streaming and "targetPartitionBytes" in given:
+        log.warning("option targetPartitionBytes has no effect in a stream: maxRecordsPerPartition splits it")
     smallest, largest = given.number("minOffsetsPerTrigger"), given.number("maxOffsetsPerTrigger")
     if smallest is not None and largest is not None and smallest > largest:
         raise ValueError(

@@ -8,8 +8,10 @@ PySpark makes these calls, all to one long-lived Python process of the driver:
     commit(end)                                           one batch late; for the last at the next start
 
 After a crash, partitions(start, end) may come first, for the batch that was interrupted. So a batch depends
-only on its two offsets. Offsets have the format of Spark's own connector. Limits are shared among partitions,
-data loss is defined, and new partitions are read from their beginning as in the connector.
+only on its two offsets, and so do its tasks: an exactly-once sink knows by a task's number which rows it has.
+(The size of a log changes, so it does not split ranges here.) Offsets have the format of Spark's own
+connector. Limits are shared among partitions, data loss is defined, and new partitions are read from their
+beginning as in the connector.
 
 Additional features: maxBytesPerTrigger, estimated by the log's sizes; minOffsetsPerTrigger does not end an
 available-now query early (the connector leaves a remainder that is smaller than the minimum); and
@@ -38,7 +40,6 @@ from kafkad.spark import planning, reading
 from kafkad.spark.layout import Layout
 from kafkad.spark.offsets import OffsetReader, Partitions, as_json, from_json
 from kafkad.spark.options import EARLIEST, LATEST, ReadOptions
-from kafkad.spark.ranges import split_by
 
 log = logging.getLogger("kafkad.spark")
 
@@ -223,8 +224,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges, losses = planning.ranges_of(first, last, earliest)
         for loss in losses:
             self._report_loss(loss)
-        told = self.options.partitions_min or self.options.partition_records_max
-        return reading.tasks(split_by(self.options, offsets, ranges), self._topic_ids, packed=told is None)
+        least, most = self.options.partitions_min, self.options.partition_records_max
+        pieces = planning.split(ranges, records_max=most, pieces_min=least)
+        return reading.tasks(pieces, self._topic_ids, packed=not least and not most)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         return reading.read_partition(self.options, self.layout, partition)

@@ -101,6 +101,26 @@ def test_large_ranges_are_split_by_what_their_bytes_are(broker, topic):
     assert counts == {0: 4, 1: 1}  # 2 MB in pieces of 512,000 bytes, and a few KB
 
 
+def test_a_stream_s_batch_has_the_same_tasks_when_it_runs_again(broker, topic, monkeypatch):
+    """Otherwise an exactly-once sink, which knows tasks by their numbers, would leave out rows."""
+    monkeypatch.setattr("kafkad.spark.options.TARGET_PARTITION_BYTES", 500_000)
+    fill(broker, topic, 0, 2000, size=1000)
+    fill(broker, topic, 1, 2000)
+    followers = [reader(broker, subscribe=topic, **how) for how in ({}, {"minPartitions": 5})]
+    start = followers[0].initialOffset()
+    end = {topic: {"0": 2000, "1": 2000, "2": 0}}
+
+    def tasks():
+        driver_of(followers[0].options).weights.clear()  # as after a restart
+        return [list(map(repr, each.partitions(start, end))) for each in followers]
+
+    before = tasks()
+    fill(broker, topic, 0, 4000)
+    fill(broker, topic, 1, 2000, size=2000)
+    assert tasks() == before
+    assert list(map(len, before)) == [2, 5]
+
+
 def test_readers_pickle_after_they_have_asked_brokers(broker, topic):
     fill(broker, topic, 0, 5)
     follower = reader(broker, subscribe=topic, commitGroup="pickled")

@@ -244,7 +244,8 @@ class Filters:
         if isinstance(value, datetime.datetime) and value.tzinfo is not None:
             # a log stores milliseconds: records not older than a time are not older than its millisecond
             since = (value - EPOCH) // datetime.timedelta(milliseconds=1)
-            self.since_ms = since if self.since_ms is None else max(self.since_ms, since)
+            if since >= 0:  # ListOffsets gives those below 0 other meanings: -1 is the end
+                self.since_ms = since if self.since_ms is None else max(self.since_ms, since)
 
     @staticmethod
     def _is(column: str, value: Any) -> bool:

@@ -72,6 +72,9 @@ def test_a_time_moves_the_start_and_is_checked_again():
         assert cut(asked) == ([("a", 0, 7, 100), ("a", 1, 50, 60), ("b", 0, 7, 10)], [asked])
     late = GreaterThan(("timestamp",), since + timedelta(seconds=1000))
     assert cut(late) == ([], [late])
+    for seconds in (0.001, 0.002, 2e9):  # a time of -1 would mean the end to brokers, and nothing to files
+        old = GreaterThan(("timestamp",), datetime(1970, 1, 1, tzinfo=UTC) - timedelta(seconds=seconds))
+        assert cut(old) == ([tuple(each) for each in WHOLE], [old])
     before = LessThan(("timestamp",), since)
     assert cut(before) == ([tuple(each) for each in WHOLE], [before])  # a later record may be older
 

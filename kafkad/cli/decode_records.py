@@ -27,14 +27,13 @@ CONTROL = {
     6: ("KRaftVoters", "VotersRecord"),
 }
 WITH_VERSION_BEFORE = "EndTxnMarker"  # the others carry their version as their first field
-UUIDS = 16
 
 
 def as_data(message: Any, version: int | None = None) -> dict[str, Any]:
     """Return a message as JSON data, with Kafka's names of the fields; ids and bytes in base64. With
     `version`, leave out fields that the version lacks, and tagged fields at their default, as Kafka does."""
     return {
-        camel_case(field.name): plain(getattr(message, field.name), version)
+        camel_case(field.name): plain(getattr(message, field.name), version, field.type.endswith("uuid"))
         for field in type(message).SPEC.fields
         if version is None or is_told(field, getattr(message, field.name), version)
     }
@@ -53,14 +52,13 @@ def camel_case(name: str) -> str:
     return first + "".join(part.capitalize() for part in rest)
 
 
-def plain(value: Any, version: int | None = None) -> Any:
+def plain(value: Any, version: int | None = None, is_id: bool = False) -> Any:
     if isinstance(value, list):
-        return [plain(element, version) for element in value]
+        return [plain(element, version, is_id) for element in value]
     if isinstance(value, bytes | bytearray | memoryview):
-        data = bytes(value)
-        if len(data) == UUIDS:
-            return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-        return base64.b64encode(data).decode()
+        if is_id:
+            return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
+        return base64.b64encode(value).decode()
     return (
         as_data(value, version)
         if hasattr(type(value), "__slots__") and hasattr(type(value), "SPEC")
@@ -84,7 +82,7 @@ def decode_control(record: Record) -> tuple[str, dict[str, Any]]:
 
 
 def metadata_decoder(record: Record) -> tuple[Any, Any]:
-    from kafkad.metadata.records import UnknownRecord, decode_record
+    from kafkad.metadata.records import UnknownRecord, decode_record, version_of
 
     try:
         message = decode_record(record.value or b"")
@@ -92,7 +90,8 @@ def metadata_decoder(record: Record) -> tuple[Any, Any]:
         return None, {"error": str(lie)}
     if isinstance(message, UnknownRecord):
         return None, {"type": message.kind, "data": plain(message.value)}
-    return None, {"type": upper_snake(message.NAME), "data": as_data(message)}
+    version = version_of(record.value or b"")
+    return None, {"type": upper_snake(message.NAME), "version": version, "data": as_data(message, version)}
 
 
 def upper_snake(name: str) -> str:
@@ -157,4 +156,4 @@ def text_or_none(data: bytes | None) -> str | None:
 
 
 def as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -10,6 +10,7 @@ segment) are printed at the end on stderr, too. The exit code is 1 then.
 
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +51,9 @@ DELETE_HORIZON = 0x40
 LEGACY_SIZE_MIN = 26
 SEQUENCES = 1 << 31
 OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY = 8, 12, 34
+SNAPSHOT, BOOTSTRAP = re.compile(r"(\d{20})-(\d{10})\.checkpoint"), "bootstrap.checkpoint"  # of metadata
 PROGRESS_BYTES = 16 << 20
+LAST_BATCH = ("firstSequence", "lastSequence", "lastOffset", "offsetDelta", "timestamp")  # of a producer
 OFFSET_CHECKPOINTS = {
     checkpoints.RECOVERY_POINTS,
     checkpoints.LOG_START_OFFSETS,
@@ -171,8 +174,10 @@ def rows_of(
         yield {"kind": "heading", "startOffset": base}
         yield from dump_segment(path, decoder, deep, max_bytes, max_records)
     elif kind == ".checkpoint":
-        if base is not None:
-            yield {"kind": "heading", "endOffset": base, "epoch": int(name[21:31])}
+        if found := SNAPSHOT.fullmatch(name):
+            yield {"kind": "heading", "endOffset": int(found[1]), "epoch": int(found[2])}
+        elif name == BOOTSTRAP:
+            yield {"kind": "line", "line": "KRaft bootstrap snapshot"}
         yield from dump_segment(path, decoder or metadata_decoder, deep, max_bytes, max_records)
     elif kind in (".index", ".timeindex") and base is not None:
         entry_size = OFFSET_ENTRY if kind == ".index" else TIME_ENTRY
@@ -299,7 +304,8 @@ def timestamp_type(entry: Batch | LegacyEntry) -> str:
 
 
 def record_rows(entry: Batch | LegacyEntry, decoder: Decoder | None) -> Iterator[Row]:
-    for record in entry.records():
+    messages = entry.messages() if isinstance(entry, LegacyEntry) else []
+    for number, record in enumerate(entry.records()):
         row: Row = {
             "kind": "record",
             "offset": record.offset,
@@ -313,6 +319,8 @@ def record_rows(entry: Batch | LegacyEntry, decoder: Decoder | None) -> Iterator
             row["headerKeys"] = [name for name, _ in record.headers or ()]
             if entry.is_control:
                 row["control"], row["data"] = decode_control(record)
+        else:
+            row["isValid"], row["crc"] = messages[number].is_intact(), messages[number].crc
         if decoder is not None and not (isinstance(entry, Batch) and entry.is_control):
             row["key"], row["payload"] = decoder(record)
         yield row
@@ -392,8 +400,12 @@ def largest_timestamp(entry: Batch | LegacyEntry) -> int:
 
 
 def dump_producers(path: Path) -> Iterator[Row]:
+    """A producer has no last batch after a marker with a new epoch, which ends each transaction in Kafka
+    4."""
     for row in decode_snapshot(path.read_bytes()):
         producer_id, epoch, last_sequence, last, delta, timestamp, coordinator_epoch, started = row
+        first = (last_sequence - delta) % SEQUENCES if last_sequence >= 0 else -1
+        batch = (first, last_sequence, last, delta, timestamp) if last >= 0 else [None] * len(LAST_BATCH)
         yield {
             "kind": "producer",
             "producerId": producer_id,
@@ -401,11 +413,7 @@ def dump_producers(path: Path) -> Iterator[Row]:
             "coordinatorEpoch": coordinator_epoch,
             "currentTxnFirstOffset": started if started >= 0 else None,
             "lastTimestamp": timestamp,
-            "firstSequence": (last_sequence - delta) % SEQUENCES if last_sequence >= 0 else -1,
-            "lastSequence": last_sequence,
-            "lastOffset": last,
-            "offsetDelta": delta,
-            "timestamp": timestamp,
+            **dict(zip(LAST_BATCH, batch, strict=True)),
         }
 
 
@@ -438,6 +446,10 @@ def batch_text(row: Row, _skip: bool) -> str:
     return words(row)
 
 
+def producer_text(row: Row, _skip: bool) -> str:
+    return words(row, frozenset(LAST_BATCH) if row["lastOffset"] is None else frozenset())
+
+
 def record_text(row: Row, skip_metadata: bool) -> str:
     absent = {name for name in ("key", "payload") if row.get(name) is None}
     shown = {name: value for name, value in row.items() if name not in absent}
@@ -468,7 +480,7 @@ TEXT_OF = {
     "message": batch_text,
     "index": batch_text,
     "timeindex": batch_text,
-    "producer": batch_text,
+    "producer": producer_text,
     "transaction": batch_text,
     "checkpoint": batch_text,
     "record": record_text,

@@ -87,11 +87,7 @@ def encode_record(record: Any, metadata_version: int) -> bytes:
 def decode_record(value: bytes | memoryview) -> Any:
     """Return a metadata record: a message of kafkad.protocol.messages, or an UnknownRecord. Raises
     Malformed."""
-    frame, position = _read_uvarint(value, 0)
-    if frame != FRAME_VERSION:
-        raise Malformed(f"metadata record with frame version {frame}; only {FRAME_VERSION} is known")
-    kind, position = _read_uvarint(value, position)
-    version, position = _read_uvarint(value, position)
+    kind, version, position = _read_frame(value)
     cls = CLASSES.get(kind)
     if cls is None:
         return UnknownRecord(kind, bytes(value))
@@ -101,6 +97,11 @@ def decode_record(value: bytes | memoryview) -> Any:
     if end != len(value):
         raise Malformed(f"{len(value) - end} bytes left over after a {cls.NAME}")
     return message
+
+
+def version_of(value: bytes | memoryview) -> int:
+    """Return the version of an encoded record. Raises Malformed."""
+    return _read_frame(value)[1]
 
 
 def record_version(record: Any, metadata_version: int) -> int:
@@ -148,6 +149,16 @@ def _uvarint(number: int) -> bytes:
         number >>= 7
     encoded.append(number)
     return bytes(encoded)
+
+
+def _read_frame(value: bytes | memoryview) -> tuple[int, int, int]:
+    """Return (record type, its version, position of its fields)."""
+    frame, position = _read_uvarint(value, 0)
+    if frame != FRAME_VERSION:
+        raise Malformed(f"metadata record with frame version {frame}; only {FRAME_VERSION} is known")
+    kind, position = _read_uvarint(value, position)
+    version, position = _read_uvarint(value, position)
+    return kind, version, position
 
 
 def _read_uvarint(buffer: bytes | memoryview, position: int) -> tuple[int, int]:

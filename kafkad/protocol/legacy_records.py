@@ -129,16 +129,21 @@ class LegacyEntry:
             yield
         return best
 
-    def records(self) -> list[Record]:
-        """The message, or those that it wraps, with absolute offsets. Raises Malformed."""
+    def messages(self) -> "list[LegacyEntry]":
+        """This message, or those that it wraps, whose offsets are as they stand inside. Raises Malformed."""
         if not self.compression:
-            return [Record(self.key, self.value, None, self.timestamp, self.offset)]
+            return [self]
         inner = list(read_entries(codecs.decompress(self.compression, self._packed(), DECOMPRESSED_MAX)))
         if not inner:
             raise Malformed("a compressed message that wraps none")
         if any(entry.compression or entry.magic != self.magic for entry in inner):
             raise Malformed("a compressed message wraps one that is compressed too, or of another magic")
-        shift = self._shift(inner[-1].offset)
+        return inner
+
+    def records(self) -> list[Record]:
+        """The message, or those that it wraps, with absolute offsets. Raises Malformed."""
+        found = self.messages()
+        shift = self._shift(found[-1].offset)
         return [
             Record(
                 entry.key,
@@ -147,7 +152,7 @@ class LegacyEntry:
                 self.timestamp if self.timestamp_type else entry.timestamp,
                 entry.offset + shift,
             )
-            for entry in inner
+            for entry in found
         ]
 
 

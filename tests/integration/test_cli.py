@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from kafkad.client.cluster import Cluster
+from kafkad.client.transactions import Transactions
 from tests.clients import create_topic, produce, wait_until
+from tests.reference.message_sets import message_set, wrapper
 
 SECONDS = 30
 JSON_KEYS = {
@@ -610,6 +613,11 @@ def files(tmp_path_factory):
             )  # fmt: skip
         cli = Cli(broker.bootstrap)
         cli("consume", "--topic", "t", "--group", "g", "--from-beginning", "--max-messages", 100)
+        create_topic(broker, "once")
+        with Cluster(broker.bootstrap) as cluster:
+            transactions = Transactions(cluster, "größe")
+            transactions.producer("once").send(b"committed")
+            transactions.commit()
         broker.stop()
         yield Path(broker.data_dir)
 
@@ -677,12 +685,46 @@ def test_dump_log_finds_what_is_wrong(files, tmp_path):
     assert Cli().run("dump-log", "--files", tmp_path / "x.snapshot")[0] == 1
 
 
+OLD = [(b"k", b"v", 5), (None, b"v", 6), (b"k", None, 7)]
+
+
+def test_dump_log_of_a_producer_without_a_last_batch(files):
+    """A marker with the next epoch ended its transaction."""
+    (snapshot,) = (files / "once-0").glob("*.snapshot")
+    (row,) = (row for row in objects(dump(snapshot, "--json")) if row["kind"] == "producer")
+    assert row["lastOffset"] is None and row["firstSequence"] is None and row["lastTimestamp"] > 0
+    assert "Sequence" not in dump(snapshot)
+
+
+def test_dump_log_of_metadata_and_of_names_that_are_not_ascii(files):
+    log = files / "__cluster_metadata-0" / f"{SEGMENT}.log"
+    assert '{"type":"TOPIC_RECORD","version":0,"data":{"name":"t",' in dump(log, "--cluster-metadata-decoder")
+    (snapshot,) = log.parent.glob("*.checkpoint")
+    assert "Snapshot end offset: 0, epoch: 0" in dump(snapshot)
+    assert "KRaft bootstrap snapshot" in dump(files / "bootstrap.checkpoint")
+    logs = ",".join(map(str, files.glob("__transaction_state-*/*.log")))
+    assert '"transactionalId":"größe"' in dump(logs, "--transaction-log-decoder")
+
+
 @pytest.mark.java
-def test_dump_log_prints_what_kafkas_tool_prints(files):
+def test_dump_log_prints_what_kafkas_tool_prints(files, tmp_path):
     from tests.jvm import NEWEST, run_tool
 
     names = [files / "t-0" / f"{SEGMENT}{suffix}" for suffix in (".log", ".index", ".timeindex")]
     names += sorted((files / "t-0").glob("*.snapshot"))
-    joined = ",".join(map(str, names))
-    theirs = run_tool(NEWEST, "kafka-dump-log", "--print-data-log", "--files", joined)
-    assert dump(joined, "--print-data-log").splitlines() == theirs.lines
+    names += sorted((files / "once-0").glob("*.*"))
+    for magic in (0, 1):
+        names.append(tmp_path / str(magic) / f"{SEGMENT}.log")
+        names[-1].parent.mkdir()
+        packed = wrapper(magic, 1, message_set(magic, OLD), offset=5, timestamp=7)
+        names[-1].write_bytes(message_set(magic, OLD) + packed)
+    metadata = [files / "__cluster_metadata-0" / f"{SEGMENT}.log", files / "bootstrap.checkpoint"]
+    metadata += metadata[0].parent.glob("*.checkpoint")
+    for option, chosen in (
+        ("--print-data-log", [name for name in names if name.suffix != ".metadata"]),
+        ("--cluster-metadata-decoder", metadata),
+        ("--transaction-log-decoder", files.glob("__transaction_state-*/*.log")),
+    ):
+        joined = ",".join(map(str, chosen))
+        theirs = run_tool(NEWEST, "kafka-dump-log", option, "--files", joined)
+        assert dump(joined, option).splitlines() == theirs.lines

@@ -11,16 +11,30 @@ import os
 import sys
 from typing import NoReturn
 
+STDERR = 2
 INTERRUPTED, TERMINATED, BROKEN_PIPE, OURS = 130, 143, 141, 70
 
 
 def begin() -> None:
     """Call before anything else of a command."""
+    open_standard_streams()
     if not __debug__:
         end("kafkad does not run under python -O: its assertions guard your data", 2)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+
+
+def open_standard_streams() -> None:
+    """Open /dev/null for descriptors 0 to 2 that are closed. Otherwise the next opened file or socket would
+    get such a number, and output would be written to it; and Python has no stream for it.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (STDERR, "stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115
 
 
 def end_unless_built(trouble: ImportError) -> None:

@@ -96,10 +96,9 @@ def serve_node(
     from kafkad.config.broker import BrokerConfig, ConfigError
     from kafkad.config.served import check_workers, ignored
     from kafkad.server.cores import usable_cores
-    from kafkad.server.stderr import OneLine, StderrHandler, open_standard_streams
+    from kafkad.server.stderr import OneLine, StderrHandler
 
     overrides = parse_overrides(override)
-    open_standard_streams()
     if data_dir is not None:
         overrides["log.dirs"] = data_dir
     elif properties is None and not {"log.dirs", "log.dir"} & overrides.keys():

@@ -40,15 +40,6 @@ BY_CLIENTS: Final = (
 )
 
 
-def open_standard_streams() -> None:
-    """Open /dev/null for descriptors 0 to 2 that are closed. Otherwise the next opened file would get such a
-    number, and output would be written to it.
-    """
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
-        os.set_inheritable(fd, True)
-    os.close(fd)
-
-
 def shortened(text: str) -> str:
     """Return a text without the middle, if it is long."""
     left_out = len(text) - HEAD_MAX - TAIL_MAX

@@ -465,6 +465,23 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(arguments, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_standard_streams_may_be_closed(cli, topic):
+    """As cron and daemons start programs."""
+    kafkad = f"{sys.executable} -m kafkad"
+    for command, streams, expected in (
+        ("topics --list", ">&-", ("", "")),
+        (f"consume --topic {topic} --timeout-ms 10", ">&-", ("", "Processed a total of 0 messages\n")),
+        (f"produce --topic {topic}", "<&-", ("", f"0 records written to {topic}.\n")),
+        (f"topics --alter --topic {topic} --partitions 9", "2>&-", ("", "")),
+        ("topics --list", "<&- >&- 2>&-", ("", "")),
+    ):
+        done = subprocess.run(
+            ["sh", "-c", f"exec {kafkad} {command} {streams}"],
+            env=cli.environment, capture_output=True, text=True, timeout=SECONDS,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout, done.stderr) == (0, *expected), command
+
+
 @pytest.mark.parametrize(
     "command",
     [

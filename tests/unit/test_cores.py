@@ -84,7 +84,6 @@ def test_serve_takes_as_many_workers_as_cores_unless_it_is_told(
     monkeypatch, tmp_path, arguments, environment, cores_here, expected
 ):
     asked = []
-    monkeypatch.setattr("kafkad.server.stderr.open_standard_streams", lambda: None)
     monkeypatch.setattr("kafkad.server.cores.usable_cores", lambda: cores_here)
     monkeypatch.setattr("kafkad.server.lifecycle.serve", lambda config, workers: asked.append(workers) or 0)
     result = CliRunner(env={"KAFKAD_WORKERS": environment}).invoke(

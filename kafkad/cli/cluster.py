@@ -86,12 +86,13 @@ def cluster_id(bootstrap: str, as_json: bool) -> None:
 def log_dirs(topic_list: str | None, broker_list: str | None, bootstrap: str, as_json: bool) -> None:
     """Show the log directories with the size of each partition."""
     topics = set(topic_list.split(",")) if topic_list else None
-    brokers = set(broker_list.split(",")) if broker_list else None
+    try:
+        brokers = [int(each) for each in broker_list.split(",")] if broker_list else None
+    except ValueError:
+        raise click.BadParameter(f"{broker_list!r} is not like 1,2", param_hint="--broker-list")
     rows: list[tuple[Any, ...]] = []
     with connected(bootstrap) as cluster:
-        for node in sorted(cluster.brokers()):
-            if brokers is not None and str(node) not in brokers:
-                continue
+        for node in sorted(cluster.brokers() if brokers is None else set(brokers)):
             told = cluster.broker(node).ask(messages.DescribeLogDirsRequest(topics=None))
             if told.error_code:
                 raise KafkaError(told.error_code)

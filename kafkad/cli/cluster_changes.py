@@ -36,7 +36,7 @@ def error_of(row: Any) -> str | None:
 def partition_of(text: str) -> tuple[str, int]:
     """TOPIC-N. Raises click.UsageError."""
     topic, dash, index = text.rpartition("-")
-    if not dash or not topic or not index.isdigit():
+    if not dash or not topic or not index.isdecimal():
         raise click.UsageError(f"{text!r} is not of the form TOPIC-PARTITION")
     return topic, int(index)
 
@@ -119,7 +119,7 @@ def reassign(
     targets: dict[tuple[str, int], list[int] | None] = {partition_of(text): None for text in cancel}
     for text in moves:
         place, equals, ids = text.rpartition("=")
-        if not equals or not all(each.strip().isdigit() for each in ids.split(",")):
+        if not equals or not all(each.strip().isdecimal() for each in ids.split(",")):
             raise click.UsageError(f"{text!r} is not of the form TOPIC-PARTITION=ID,ID,...")
         targets[partition_of(place)] = [int(each) for each in ids.split(",")]
     with connected(bootstrap) as cluster:
@@ -181,7 +181,7 @@ def features(levels: tuple[str, ...], downgrade: bool, dry_run: bool, bootstrap:
             return
         cls = messages.UpdateFeaturesRequest
         wanted = parse_pairs(levels, "--set")
-        if not all(level.isdigit() for level in wanted.values()):
+        if not all(level.isdecimal() for level in wanted.values()):
             raise click.UsageError("--set takes NAME=LEVEL, and a level is a number")
         # version 0 has another field for a downgrade, and no dry run
         kind = {"upgrade_type": SAFE_DOWNGRADE if downgrade else UPGRADE}

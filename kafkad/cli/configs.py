@@ -221,7 +221,7 @@ def responsible(cluster: Cluster, kind: str, name: str | None) -> Connection:
     values."""
     if kind not in ("brokers", "broker-loggers") or not name:
         return cluster.any()
-    if not name.isdigit():
+    if not name.isdecimal():
         raise click.BadParameter(f"{name!r} is not a broker id", param_hint="--entity-name")
     return cluster.broker(int(name))
 

@@ -112,7 +112,7 @@ def command(
         raise click.UsageError("--offset needs --partition")
     if group is not None and (partition is not None or until_end):
         raise click.UsageError("--group excludes --partition and --until-end")
-    if offset not in (None, "earliest", "latest") and not str(offset).isdigit():
+    if offset not in (None, "earliest", "latest") and not str(offset).isdecimal():
         raise click.BadParameter(f"{offset!r} is not a number, earliest or latest", param_hint="--offset")
     from_beginning = from_beginning or given.get("auto.offset.reset") == "earliest"
     level = isolation_level or given.get("isolation.level", "read_uncommitted")
@@ -286,7 +286,7 @@ def start(
         if partition not in partitions:
             raise Refused(f"topic {topic!r} has no partition {partition}, only 0 to {partitions[-1]}")
         partitions = [partition]
-    if offset is not None and partition is not None and offset.isdigit():
+    if offset is not None and partition is not None and offset.isdecimal():
         first = list_offsets(cluster, topic, {partition: EARLIEST})[partition]
         last = list_offsets(cluster, topic, {partition: LATEST})[partition]
         if not first <= int(offset) <= last:

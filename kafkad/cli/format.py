@@ -170,7 +170,7 @@ def _levels(release_version: str | None, features: tuple[str, ...]) -> dict[str,
     for text in features:
         name, equals, level = text.partition("=")
         name = name.strip()
-        if not equals or not level.strip().isdigit():
+        if not equals or not level.strip().isdecimal():
             raise ValueError(f"Can't parse feature=level string {text}")
         if name == METADATA_VERSION:
             raise ValueError(f"Use --release-version instead of --feature {METADATA_VERSION}=X")

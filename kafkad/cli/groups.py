@@ -318,7 +318,8 @@ def forget(cluster: Cluster, group: str, texts: tuple[str, ...], as_json: bool) 
 
 
 def parse_time(moment: str | None, duration: str | None) -> int | None:
-    """Return milliseconds since the epoch. Raise click.BadParameter."""
+    """Return milliseconds since 1970, at least 0, because requests give other meanings to numbers below 0.
+    Raise click.BadParameter."""
     if moment is not None:
         try:
             when = datetime.datetime.fromisoformat(moment)
@@ -326,13 +327,13 @@ def parse_time(moment: str | None, duration: str | None) -> int | None:
             raise click.BadParameter(
                 f"{moment!r} is not like 2026-01-31T13:00:00", param_hint="--to-datetime"
             )
-        return int((when if when.tzinfo else when.replace(tzinfo=datetime.UTC)).timestamp() * 1000)
+        return max(0, int((when if when.tzinfo else when.replace(tzinfo=datetime.UTC)).timestamp() * 1000))
     if duration is not None:
         match = DURATION.fullmatch(duration)
         if match is None:
             raise click.BadParameter(f"{duration!r} is not like P1DT2H", param_hint="--by-duration")
         days, hours, minutes, seconds = (float(part or 0) for part in match.groups())
-        return int((time.time() - (((days * 24 + hours) * 60 + minutes) * 60 + seconds)) * 1000)
+        return max(0, int((time.time() - (((days * 24 + hours) * 60 + minutes) * 60 + seconds)) * 1000))
     return None
 
 

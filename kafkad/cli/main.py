@@ -176,6 +176,8 @@ def told(trouble: Exception) -> tuple[str, int]:
             from kafkad.cli.output import explained
 
             return explained(trouble), 1
+        case ValueError() if str(trouble).endswith(" is out of range"):  # of codec.encode
+            return f"the number {trouble}", 2
         case OSError():
             return f"{trouble.filename or 'input or output'}: {trouble.strerror or trouble}", 1
     return f"kafkad has a bug ({type(trouble).__name__}: {trouble}); KAFKAD_DEBUG=1 shows the traceback", OURS

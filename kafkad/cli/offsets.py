@@ -14,6 +14,7 @@ from kafkad.protocol.errors import KafkaError
 
 NAMED = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
 TIMEOUT_MS = 30_000
+NO_PARTITIONS = "topic {!r} does not have these partitions"
 
 
 class Moment(click.ParamType):
@@ -75,7 +76,7 @@ def command(
     if delete_before is not None:
         if topic is None:
             raise click.UsageError("--delete-before needs --topic")
-        if delete_before != "latest" and not delete_before.isdigit():
+        if delete_before != "latest" and not delete_before.isdecimal():
             raise click.BadParameter(
                 f"{delete_before!r} is neither an offset nor latest", param_hint="--delete-before"
             )
@@ -101,6 +102,8 @@ def command(
                 first = list_offsets(cluster, told.name, dict.fromkeys(asked, EARLIEST))
                 last = list_offsets(cluster, told.name, dict.fromkeys(asked, LATEST))
                 rows += [(told.name, p, first[p], last[p], last[p] - first[p]) for p in asked]
+        if wanted is not None and not rows:
+            raise Refused("no topic has these partitions" if topic is None else NO_PARTITIONS.format(topic))
         columns = (
             "Topic",
             "Partition",
@@ -116,7 +119,7 @@ def parse_partitions(text: str | None) -> set[int] | None:
     numbers: set[int] = set()
     for part in text.split(","):
         low, dash, high = part.partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()) or int(high or low) > 1_000_000:
+        if not low.isdecimal() or (dash and not high.isdecimal()) or int(high or low) > 1_000_000:
             raise click.BadParameter(f"{text!r} is not like 0,1 or 0-3", param_hint="--partitions")
         numbers.update(range(int(low), int(high or low) + 1))
     return numbers
@@ -125,7 +128,7 @@ def parse_partitions(text: str | None) -> set[int] | None:
 def delete(cluster: Cluster, topic: str, wanted: set[int] | None, before: int, as_json: bool) -> None:
     chosen = [tp for tp in chosen_partitions(cluster, (topic,)) if wanted is None or tp[1] in wanted]
     if not chosen:
-        raise Refused(f"topic {topic!r} does not have these partitions")
+        raise Refused(NO_PARTITIONS.format(topic))
     rows = []
     struct = messages.DeleteRecordsRequest.Topics
     for name, partitions in by_topic(chosen).items():

@@ -145,6 +145,8 @@ def find_hanging(
     if partition is not None and topic is None:
         raise click.UsageError("--partition needs --topic")
     with connected(bootstrap) as cluster:
+        if broker_id is not None:
+            cluster.address_of(broker_id)  # raises for one that does not exist: it would have no partitions
         searched = searched_partitions(cluster, topic, partition, broker_id)
         oldest = now_ms() - max_transaction_timeout * MINUTE_MS
         found = [

@@ -453,6 +453,8 @@ def test_groups_are_asked_for_properly(cli, topic):
         ("serve", "--override", "num.partitions=many"),
         ("serve", "--listen", "nowhere"),
         ("serve", "/nonexistent.properties"),
+        ("consume", "--topic", "x", "--partition", "0", "--offset", "²"),
+        ("cluster", "log-dirs", "--broker-list", "1;2"),
     ],
     ids=" ".join,
 )
@@ -463,6 +465,25 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(arguments, tmp_path):
     assert process.returncode == 2
     assert re.fullmatch(r"kafkad: [^\n]+\.\n", err.decode()), err.decode()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_and_times_that_no_request_can_have(cli, topic):
+    for arguments in (
+        ("topics", "--create", "--topic", "x", "--partitions", 1 << 31),
+        ("topics", "--create", "--topic", "x", "--replication-factor", 1 << 15),
+        ("offsets", "--topic", topic, "--delete-before", 1 << 63),
+        ("transactions", "list", "--duration-filter", 1 << 63),
+    ):
+        assert "is out of range" in cli.fails(2, *arguments)
+    for moment in ("--by-duration P999999999D", "--to-datetime 0001-01-01T00:00:00"):
+        asked = ("groups", "--reset-offsets", "--group", "g", "--topic", topic, "--export", *moment.split())
+        assert cli(*asked).splitlines()[0] == f"g,{topic},0,0"
+
+
+def test_what_does_not_exist_is_an_error_and_not_an_empty_table(cli, topic):
+    assert "does not have these partitions" in cli.fails(1, "offsets", "--topic", topic, "--partitions", "99")
+    assert "broker 99 is not" in cli.fails(1, "cluster", "log-dirs", "--broker-list", "99")
+    assert "broker 99 is not" in cli.fails(1, "transactions", "find-hanging", "--broker-id", "99")
 
 
 def test_standard_streams_may_be_closed(cli, topic):

@@ -135,6 +135,7 @@ class Run:
 
     def to_end(self) -> RunResult:
         self.backlog = Backlog(self.pipeline)
+        self.backlog.reader.is_stopped = self.stop.__bool__
         self.backlog.known_ids = self.checkpoint.topic_ids()
         self.table = self.open_table()
         for sentence in self.table.recover(self.checkpoint.id):
@@ -214,7 +215,12 @@ class Run:
 
     def next_batch(self, upto: dict[tuple[str, int], int] | None) -> Batch | None:
         if upto is None:
-            self.attempt("asking for offsets", self.backlog.look)
+            try:
+                self.attempt("asking for offsets", self.backlog.look)
+            except Refused:
+                if not self.stop:
+                    raise
+                return None  # a run that is to end does not wait for a broker that is away
         position = self.checkpoint.position()
         found = self.backlog.next(position, upto)
         if found is None:

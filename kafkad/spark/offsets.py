@@ -118,6 +118,7 @@ class OffsetReader:
         self.driver = driver_of(options)
         self.cluster = self.driver.cluster
         self.topic_ids: dict[str, str] = {}  # of the topics that `partitions` found, if brokers know ids
+        self.is_stopped: Callable[[], bool] = lambda: False  # whether to give up at the next error
 
     # -- which partitions
 
@@ -354,7 +355,7 @@ class OffsetReader:
                 return done
             except KafkaError as trouble:
                 self.cluster.forget()
-                if left <= 0 or not trouble.retriable:
+                if left <= 0 or not trouble.retriable or self.is_stopped():
                     raise
                 left -= 1
                 logged = _log_again(trouble, logged)
@@ -363,7 +364,7 @@ class OffsetReader:
                 if self.driver.reached and not lost:
                     lost = True  # brokers close idle connections
                     continue
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or self.is_stopped():
                     raise
                 logged = _log_again(trouble, logged)
             except BaseException:

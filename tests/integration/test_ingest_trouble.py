@@ -6,7 +6,9 @@ afterwards.
 import base64
 import os
 import random
+import signal
 import socket
+import time
 
 import pytest
 
@@ -120,6 +122,20 @@ def test_a_broker_that_does_not_come_back_and_topics_that_are_not_what_they_were
     refused(other, f"lines-0 was to go on at {ROWS * 9} and ends at {ROWS * 2}")
     assert run_to_end(other, *anyway)["rows"] == ROWS * 2
     verified(other)
+
+
+def test_a_run_that_is_to_end_does_not_wait_for_a_broker_that_is_away(make_broker, tmp_path):
+    broker = make_broker()
+    fill(broker.bootstrap, "lines", lines(100, size=100), 1)
+    pipeline = pipeline_at(tmp_path, broker.bootstrap, more='[trigger]\ninterval = "100 ms"')
+    with Job(pipeline, "--set", "source.retry_for=100 seconds") as job:
+        next(iter(job))
+        broker.kill()
+        time.sleep(1)
+        job.process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert job.finish(143)["rows"] == 100
+    assert time.monotonic() - began < 20
 
 
 def test_what_is_wrong_with_a_file_is_told_at_once_with_its_lines(tmp_path):

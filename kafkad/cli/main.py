@@ -176,6 +176,8 @@ def told(trouble: Exception) -> tuple[str, int]:
             from kafkad.cli.output import explained
 
             return explained(trouble), 1
+        case UnicodeEncodeError():
+            return "an argument is not UTF-8", 2
         case ValueError() if str(trouble).endswith(" is out of range"):  # of codec.encode
             return f"the number {trouble}", 2
         case OSError():

@@ -480,6 +480,11 @@ def test_numbers_and_times_that_no_request_can_have(cli, topic):
         assert cli(*asked).splitlines()[0] == f"g,{topic},0,0"
 
 
+def test_an_argument_that_is_not_utf_8(cli, topic):
+    for arguments in (("groups", "--describe", "--group"), ("consume", "--until-end", "--topic")):
+        assert cli.fails(2, *arguments, os.fsdecode(b"\xff")) == "kafkad: an argument is not UTF-8.\n"
+
+
 def test_what_does_not_exist_is_an_error_and_not_an_empty_table(cli, topic):
     assert "does not have these partitions" in cli.fails(1, "offsets", "--topic", topic, "--partitions", "99")
     assert "broker 99 is not" in cli.fails(1, "cluster", "log-dirs", "--broker-list", "99")

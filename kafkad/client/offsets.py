@@ -58,8 +58,20 @@ def committed_offsets(
 ) -> dict[TopicPartition, int]:
     """Return a group's committed offsets, for these partitions or for all. With `stable`, wait for open
     transactions that may change them (KIP-447), if the broker supports it."""
+    found = committed(cluster, group, partitions, stable=stable)
+    return {where: offset for where, (offset, _) in found.items()}
 
-    def look() -> dict[TopicPartition, int]:
+
+def committed(
+    cluster: Cluster,
+    group: str,
+    partitions: list[TopicPartition] | None = None,
+    *,
+    stable: bool = False,
+) -> dict[TopicPartition, tuple[int, str]]:
+    """The same, with the metadata of each offset."""
+
+    def look() -> dict[TopicPartition, tuple[int, str]]:
         connection = cluster.coordinator(group)
         version = connection.version_for(messages.OffsetFetchRequest, FETCH_VERSION_MAX)
         request = messages.OffsetFetchRequest
@@ -75,14 +87,14 @@ def committed_offsets(
             found = connection.ask(request(group_id=group, topics=asked, require_stable=is_stable), version)
         if found.error_code:
             raise KafkaError(found.error_code, f"group {group!r}")
-        committed = {}
+        offsets = {}
         for topic in found.topics:
             for p in topic.partitions:
                 if p.error_code:
                     raise KafkaError(p.error_code, f"{topic.name}-{p.partition_index}")
                 if p.committed_offset >= 0:
-                    committed[topic.name, p.partition_index] = p.committed_offset
-        return committed
+                    offsets[topic.name, p.partition_index] = (p.committed_offset, p.metadata or "")
+        return offsets
 
     return cluster.retry(look)
 

@@ -367,7 +367,8 @@ class RecordWriter:
     """Writes record batches to the topics that they name, or to the topic of the option. A context manager:
     if it ends without an exception, everything is delivered and committed.
 
-    `task`: write in its transaction. `is_done`, after the first rows: an earlier try has written them."""
+    `task`: write in its transaction. `is_done`, after the first rows: an earlier try has written them, and
+    they are only counted: if there were others, rows would be lost or there twice."""
 
     def __init__(self, config: WriterConfig, task: Task | None = None) -> None:
         self.config = config
@@ -376,6 +377,7 @@ class RecordWriter:
         self._cluster = config.cluster()
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="kafkad-sender")
         self._topics: dict[str, TopicWriter] = {}
+        self._given = 0  # rows
 
     def topic(self, name: str) -> TopicWriter:
         if name not in self._topics:
@@ -412,6 +414,7 @@ class RecordWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows:
             self._begin()
+        self._given += batch.num_rows
         if self.is_done or not batch.num_rows:
             return
         if self.config.topic is not None:
@@ -442,8 +445,19 @@ class RecordWriter:
     def commit(self) -> None:
         """Commit the flushed records, if there is a transaction."""
         transaction, topics = self._transaction, list(self._topics)
+        if transaction is not None and transaction.is_done:
+            self._check_done(transaction.records)
         if transaction is not None and topics:
             self._in_transaction(lambda: transaction.commit(topics[0], self.written))
+
+    def _check_done(self, written: int | None) -> None:
+        if written is not None and written != self._given:
+            raise WriteFailed(
+                f"{self.task.name if self.task else ''} has written {written:,} rows of this batch, and gets"
+                f" {self._given:,} now that it runs again: after a shuffle with other cores or partitions, a"
+                " task has other rows. With those of before, the batch succeeds; exactlyOnce=false writes all"
+                " of it again. spark.sql.adaptive.streaming.stateless.enabled=false prevents this"
+            )
 
     def _abort(self) -> None:
         """Abort, so that readers of committed data do not wait for the next try."""
@@ -489,8 +503,6 @@ def write_all(config: WriterConfig, batches: Iterable[pa.RecordBatch], task: Tas
     with RecordWriter(config, task) as writer:
         for batch in batches:
             writer.write(batch)
-            if writer.is_done:
-                break
     return Written(writer.written)
 
 

@@ -76,6 +76,17 @@ def test_a_task_that_runs_again_writes_nothing(broker, topic, query):
     assert sorted(numbers_of(broker, topic)) == [1, 2, 3, 4, 5]
 
 
+def test_a_task_that_gets_other_rows_when_it_runs_again_is_an_error(broker, topic, query):
+    """As after a shuffle that Spark divides by the number of cores. Leaving them out would lose rows."""
+    how = config(broker, topic)
+    assert writer.write_all(how, [rows(1, 2)], Task(query, 0, 7)).rows == 2
+    for other in ([rows(1, 2), rows(3)], [rows(1)]):
+        with pytest.raises(WriteFailed, match=r"has written 2 rows of this batch, and gets [13] now"):
+            writer.write_all(how, other, Task(query, 0, 7))
+    assert writer.write_all(how, [rows(1), rows(2)], Task(query, 0, 7)).rows == 0
+    assert sorted(numbers_of(broker, topic)) == [1, 2]
+
+
 def test_a_task_without_rows_asks_for_nothing(broker, topic, query):
     assert writer.write_all(config(broker, topic), [rows()], Task(query, 0, 0)).rows == 0
     with logins.cluster(broker) as cluster:

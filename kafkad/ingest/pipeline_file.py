@@ -8,6 +8,7 @@ can be run from anywhere. Values that are overridden on the command line ("secti
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import tomllib
@@ -233,8 +234,9 @@ class Reader:
             place = sections["sink"].path
             where = str(self.under(place) / "_dlq") if place else "_dlq at the table's location"
             self.origins["dlq.path"] = Origin("default", where)
-        if dlq.topic and dlq.topic in sections["source"].topics:
-            self.wrong(("dlq", "topic"), "is read by [source] topics: its records would come round for ever")
+        if dlq.topic and (read := read_by(sections["source"], dlq.topic)):
+            said = f"is read by [source] {read}: its records would come round for ever"
+            self.wrong(("dlq", "topic"), said)
         for name in sections["spark"].conf:
             if not name.startswith("spark."):
                 self.wrong(("spark", "conf", name), f"is no setting of Spark: did you mean spark.{name}?")
@@ -367,3 +369,11 @@ class Reader:
             if "environment" not in origin.where:
                 self.origins[f"{section}.{name}"] = dataclasses.replace(origin, text=whole)
         return values
+
+
+def read_by(source: Source, topic: str) -> str:
+    """Return which key of [source] names the topic; "" if none does."""
+    if source.pattern:
+        with contextlib.suppress(re.error):  # told already
+            return "pattern" if re.search(source.pattern, topic) else ""
+    return "topics" if topic in source.topics else ""

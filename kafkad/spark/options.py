@@ -278,6 +278,8 @@ def read_options(
     pattern = given.stripped("subscribePattern")
     if pattern is not None:
         check_pattern(pattern)
+    if streaming and dlq_topic is not None:
+        check_dead_letters(given, pattern, dlq_topic)
     parts_min, records_max = given.number("minPartitions"), given.number("maxRecordsPerPartition")
     return ReadOptions(
         bootstrap=dict(client).get("bootstrap.servers", ""),
@@ -422,6 +424,13 @@ def bad_records_policy(given: Given, value_format: str) -> tuple[str, str | None
     if value.lower() not in ("fail", "null", "column"):
         raise wrong("badRecords", value, f"must be {BAD_RECORDS}")
     return value.lower(), None
+
+
+def check_dead_letters(given: Given, pattern: str | None, topic: str) -> None:
+    """Raise ValueError for a stream that reads its own dead letters: each would be written again for ever."""
+    read = {*(names(given, "subscribe") or ()), *(each for each, _ in assigned(given) or ())}
+    if topic in read or (pattern is not None and re.search(pattern, topic)):
+        raise ValueError(f"option badRecords names {topic}, which the stream reads: it would never end")
 
 
 # -- where reading starts and ends -------------------------------------------------------------------------

@@ -204,3 +204,26 @@ def test_a_table_holds_what_was_committed_unless_the_file_says_otherwise():
     assert source_options(Source(bootstrap="b:1", topics=("t",)))[level] == "read_committed"
     told = Source(bootstrap="b:1", topics=("t",), kafka={"isolation.level": "read_uncommitted"})
     assert source_options(told)[level] == "read_uncommitted"
+
+
+@pytest.mark.parametrize(
+    ("source", "key"), [('topics = ["f", "f-bad"]', "topics"), ('pattern = "f.*"', "pattern")]
+)
+def test_dead_letters_do_not_come_round_for_ever(source, key):
+    text = f"""
+[source]
+bootstrap = "h:1"
+{source}
+[decode]
+format = "json"
+schema = "a INT"
+[sink]
+path = "table"
+[dlq]
+topic = "f-bad"
+"""
+    (told,) = mistakes(text)
+    assert f"[dlq] topic is read by [source] {key}: its records would come round for ever" in told
+    read(text.replace('topic = "f-bad"', 'topic = "bad"'))
+    (told,) = mistakes(text.replace(source, 'pattern = "("'))
+    assert "pattern is not a regular expression" in told

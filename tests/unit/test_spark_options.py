@@ -142,6 +142,24 @@ REFUSALS = [
         {"valueFormat": "json", "valueSchema": "a int", "badRecords": "dlq:"},
         "option badRecords must be fail, null, column or dlq:",
     ),
+    *(
+        (
+            True,
+            {
+                "valueFormat": "json",
+                "valueSchema": "a int",
+                "subscribe": None,
+                **read,
+                "badRecords": "dlq:t-bad",
+            },
+            "option badRecords names t-bad, which the stream reads: it would never end",
+        )
+        for read in (
+            {"subscribe": "t, t-bad"},
+            {"subscribePattern": "^t.*"},
+            {"assign": '{"t": [0], "t-bad": [0]}'},
+        )
+    ),
     (False, {"kafka.auto.offset.reset": "latest"}, "is not supported: say startingOffsets instead"),
     (False, {"kafka.enable.auto.commit": "true"}, "is not supported: offsets are in the query's checkpoint"),
     (False, {"kafka.key.deserializer": "x"}, "is not supported: keys arrive as bytes"),

@@ -14,6 +14,7 @@ from kafkad.cli.output import (
     Refused,
     connected,
     counted,
+    explained,
     one_action,
     print_json,
     say,
@@ -260,6 +261,10 @@ def describe_state(cluster: Cluster, names: list[str], as_json: bool) -> None:
 
 
 def delete(cluster: Cluster, names: list[str], as_json: bool) -> None:
+    """Delete all groups that can be deleted. Raise KafkaError for the first that cannot; the others of these
+    are printed."""
+    gone: list[str] = []
+    refused: list[KafkaError] = []
     for name in names:
 
         def attempt(name: str = name) -> None:
@@ -268,11 +273,20 @@ def delete(cluster: Cluster, names: list[str], as_json: bool) -> None:
             if told.error_code:
                 raise KafkaError(told.error_code, f"group {name!r}")
 
-        cluster.retry(attempt)
+        try:
+            cluster.retry(attempt)
+        except KafkaError as trouble:
+            refused.append(trouble)
+            continue
+        gone.append(name)
         if not as_json:
             say(f"Deleted group {name}.")
-    if as_json:
-        print_json([{"group": name} for name in names])
+    if as_json and (gone or not refused):
+        print_json([{"group": name} for name in gone])
+    for other in refused[1:]:
+        say(f"kafkad: {explained(other)}.")
+    if refused:
+        raise refused[0]
 
 
 def chosen_partitions(cluster: Cluster, texts: tuple[str, ...]) -> list[TopicPartition]:

@@ -403,6 +403,19 @@ def test_groups(cli, topic, unique, tmp_path):
     assert "GROUP_ID_NOT_FOUND" in cli.fails(1, "groups", "--describe", "--group", group)
 
 
+def test_a_group_that_cannot_be_deleted_does_not_keep_the_others(cli, topic, unique):
+    names = [unique("one"), unique("two")]
+    for name in names:
+        cli("groups", "--reset-offsets", "--group", name, "--topic", topic, "--to-earliest", "--execute")
+    chosen = [part for name in ("none", names[0], "nothing", names[1]) for part in ("--group", name)]
+    code, out, err = cli.run("groups", "--delete", *chosen)
+    assert code == 1 and out == b""
+    assert [line.split(":")[0] for line in err.splitlines()] == [
+        f"Deleted group {names[0]}.", f"Deleted group {names[1]}.", "kafkad", "kafkad",
+    ]  # fmt: skip
+    assert not {*names} & {*cli("groups", "--list").split()}
+
+
 def test_groups_are_asked_for_properly(cli, topic):
     reset = ("groups", "--reset-offsets", "--group", "g", "--topic", topic)
     for wrong in (

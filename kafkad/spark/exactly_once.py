@@ -7,8 +7,10 @@ a batch do not become visible at the same moment.)
 The query is identified by its checkpoint; Spark passes it to a task with the number of the batch. A batch job
 is identified by the option `jobId`.
 
-Beware: if a batch runs again, task n must get the same rows as before. This is so if Spark reads from Kafka
-or files. After a shuffle whose order or number of partitions changes, rows are lost or duplicated."""
+Beware: if a batch runs again, task n must get the same rows as before. This is so if Spark reads from Kafka.
+Files, and rows after a shuffle, are divided by the number of cores, unless Spark is told otherwise
+(docs/spark.md). A task that has written another number of rows fails; one that has not written yet may
+duplicate rows of others."""
 
 from dataclasses import dataclass
 

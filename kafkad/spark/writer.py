@@ -454,9 +454,9 @@ class RecordWriter:
         if written is not None and written != self._given:
             raise WriteFailed(
                 f"{self.task.name if self.task else ''} has written {written:,} rows of this batch, and gets"
-                f" {self._given:,} now that it runs again: after a shuffle with other cores or partitions, a"
-                " task has other rows. With those of before, the batch succeeds; exactlyOnce=false writes all"
-                " of it again. spark.sql.adaptive.streaming.stateless.enabled=false prevents this"
+                f" {self._given:,} now that it runs again: with other cores or shuffle partitions, a task has"
+                " other rows. With those of before, the batch succeeds; exactlyOnce=false writes all of it"
+                " again. docs/spark.md has the settings that prevent this"
             )
 
     def _abort(self) -> None:

@@ -14,6 +14,7 @@ from kafkad.cli.output import (
     CONTEXT,
     Refused,
     connected,
+    counted,
     one_action,
     parse_pairs,
     print_json,
@@ -177,12 +178,17 @@ def list_topics(topics: list[Any], as_json: bool) -> None:
 
 
 def describe(cluster: Cluster, topics: list[Any], narrow: str | None, as_json: bool) -> None:
-    configs = own_configs(cluster, [t.name for t in topics])
+    configs, refused = own_configs(cluster, [t.name for t in topics])
+    if refused:
+        trouble = KafkaError(refused[0].error_code, refused[0].error_message)
+        if narrow == "overrides":
+            raise trouble
+        say(f"kafkad: the configurations of {counted(len(refused), 'topic')} cannot be seen: {trouble}")
     rows = []
     for topic in topics:
         if topic.error_code:
             raise KafkaError(topic.error_code, f"topic {topic.name!r}")
-        own = configs.get(topic.name, {})
+        own = configs.get(topic.name)
         if narrow == "overrides" and not own:
             continue
         for number, p in enumerate(sorted(topic.partitions, key=lambda p: p.partition_index)):
@@ -220,17 +226,20 @@ def id_text(topic_id: bytes) -> str | None:
     return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode() if any(topic_id) else None
 
 
-def own_configs(cluster: Cluster, topics: list[str]) -> dict[str, dict[str, str | None]]:
-    """Return the configuration that was set on each topic itself."""
+def own_configs(cluster: Cluster, topics: list[str]) -> tuple[dict[str, dict[str, str | None]], list[Any]]:
+    """Return the configuration that was set on each topic itself; and the answers of those that were refused,
+    for example for lack of the right to see it."""
     if not topics:
-        return {}
+        return {}, []
     struct = messages.DescribeConfigsRequest.Resources
     asked = [struct(resource_type=TOPIC_RESOURCE, resource_name=t, configuration_keys=None) for t in topics]
     told = cluster.any().ask(messages.DescribeConfigsRequest(resources=asked)).results
-    return {
+    found = {
         result.resource_name: {c.name: c.value for c in result.configs if c.config_source == SET_ON_TOPIC}
         for result in told
+        if not result.error_code
     }
+    return found, [result for result in told if result.error_code]
 
 
 def parse_assignment(text: str | None) -> list[list[int]]:

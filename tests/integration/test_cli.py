@@ -504,6 +504,22 @@ def test_what_does_not_exist_is_an_error_and_not_an_empty_table(cli, topic):
     assert "broker 99 is not" in cli.fails(1, "transactions", "find-hanging", "--broker-id", "99")
 
 
+def test_configurations_that_may_not_be_seen_are_told(make_broker):
+    authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+    config = {"authorizer.class.name": authorizer, "allow.everyone.if.no.acl.found": "true"}
+    cli = Cli(make_broker(config=config).bootstrap)
+    cli("topics", "--create", "--topic", "t", "--config", "retention.ms=5")
+    may = ("--allow-principal", "User:ANONYMOUS", "--operation", "Describe")
+    cli("acls", "--add", *may, "--topic", "t")
+    code, out, err = cli.run("topics", "--describe", "--topic", "t", "--json")
+    assert code == 0 and json.loads(out)[0]["configs"] is None
+    assert err == (
+        "kafkad: the configurations of 1 topic cannot be seen:"
+        " TOPIC_AUTHORIZATION_FAILED: Topic authorization failed.\n"
+    )
+    cli.fails(1, "topics", "--describe", "--topics-with-overrides")
+
+
 def test_standard_streams_may_be_closed(cli, topic):
     """As cron and daemons start programs."""
     kafkad = f"{sys.executable} -m kafkad"

@@ -229,10 +229,13 @@ class Loading:
         wanted = self._wanted
         if wanted.topics is None:
             return set()
-        restored = set() if self._dirs.restarted else restore(self._online(), self._is_wanted)
+        restored = set() if self._dirs.restarted else self._former_strays()
         return restored | self._dirs.moves.promote(
             partial(topic_id_if_ours, wanted.topics, wanted.mine, wanted.has)
         )
+
+    def _former_strays(self) -> set[str]:
+        return restore(self._online(), self._is_wanted, self._dirs.moves.assigned)
 
     def _is_wanted(self, topic: str, index: int, topic_id: bytes) -> bool:
         wanted = self._wanted

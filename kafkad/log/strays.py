@@ -4,7 +4,8 @@ A stray is renamed to `<topic>-<partition>.<32 hex>-stray` and kept for the oper
 belong to a topic that a newer copy of the metadata knows: if yesterday's metadata log was served for a day,
 the partitions created since then became strays. So a start whose metadata has the topic id and index of a
 stray, with a replica here, restores its name, unless the partition exists, or had a newer log by the
-checkpoints: without its last records, this broker must not lead.
+checkpoints: without its last records, this broker must not lead. If the metadata name the directory of that
+replica, only a stray there is used, because a newer log may be in one that is offline.
 
 The checkpoint files name a partition by topic and index, which may belong to another partition by then. So
 the entries of a stray are saved in a file of its own, and restored with its name: without its log start, the
@@ -16,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from typing import Final
 
 from kafkad.log.checkpoints import (
     OF_RECORDS,
@@ -32,6 +34,7 @@ from kafkad.protocol.errors import Malformed
 logger = logging.getLogger("kafkad.log")
 
 KEPT_OFFSETS = "stray-offsets"  # `<name of a checkpoint> <offset>` per line
+UNNAMED: Final = bytes(15)  # how the ids begin that stand for no directory: unknown, unassigned, lost
 
 
 def topic_id_of(path: str) -> bytes | None:
@@ -70,8 +73,13 @@ def kept_offsets(path: str) -> dict[str, int]:
         return {}
 
 
-def restore(directories: Iterable[Directory], wanted: Callable[[str, int, bytes], bool]) -> set[str]:
-    """Restore the names of strays for which `wanted(topic, index, topic id)`. Return their paths."""
+def restore(
+    directories: Iterable[Directory],
+    wanted: Callable[[str, int, bytes], bool],
+    assigned: Callable[[str, int], bytes],
+) -> set[str]:
+    """Restore the names of strays for which `wanted(topic, index, topic id)`. Return their paths.
+    `assigned(topic, index)`: the id of the directory that the metadata name."""
     places = list(directories)
     found: dict[tuple[str, int], list[tuple[Directory, str, bytes]]] = {}
     for directory in places:
@@ -81,7 +89,10 @@ def restore(directories: Iterable[Directory], wanted: Callable[[str, int, bytes]
                 continue
             path = os.path.join(directory.path, name)
             topic_id = topic_id_of(path)
-            if topic_id is not None and wanted(parsed[0], parsed[1], topic_id):
+            if topic_id is None or not wanted(parsed[0], parsed[1], topic_id):
+                continue
+            named = assigned(*parsed[:2])
+            if named == directory.id or named.startswith(UNNAMED):
                 found.setdefault(parsed[:2], []).append((directory, path, topic_id))
     restored = set()
     for (topic, index), candidates in found.items():

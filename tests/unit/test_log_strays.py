@@ -393,3 +393,31 @@ def test_an_old_stray_does_not_take_the_place_of_a_log_that_is_gone(tmp_path, mo
         assert world.dirs.get("t", 0).end_offset == 3 and not names(world)
     else:
         assert world.dirs.directories()[0].missing == {("t", 0): 5} and names(world) == ["t-0"]
+
+
+@pytest.mark.parametrize("newer", ["offline", "there", "none"])
+def test_a_stray_comes_back_only_in_the_directory_that_the_metadata_name(tmp_path, newer):
+    """Its partition may have a newer log on a disk that is away."""
+    world = DirsWorld(tmp_path, 2)
+    old = world.create("t")
+    old.append_client(batch(3), 1_000)
+    reopen(world, has=lambda topic, index: False)
+    assert names(world) == ["t-0"]
+    first, second = world.dirs.directories()
+    if newer != "none":
+        log = world.dirs.create("t", 0, old.topic_id, topic_config(), second.id)
+        log.set_leader_epoch(0)
+        log.append_client(batch(5), 1_000)
+    world.dirs.close()
+    if newer == "offline":
+        os.rename(second.path, second.path + ".gone")
+        with open(second.path, "w"):
+            pass
+    named = first.id if newer == "none" else second.id
+    world.dirs = log_dirs.LogDirs(world.dirs.config, world.clock, world.scheduler)
+    world.dirs.open()
+    world.dirs.moves.assigned = lambda topic, index: named
+    world.dirs.load(lambda topic: topic_config(), world.topics)
+    log = world.dirs.get("t", 0)
+    assert names(world) == ([] if newer == "none" else ["t-0"])
+    assert (log.end_offset if log else None) == {"offline": None, "there": 5, "none": 3}[newer]

@@ -104,7 +104,7 @@ from kafkad.server.oauth_keys import OAuthKeySets
 from kafkad.server.produce_gate import produce_gate
 from kafkad.server.producer_ids import ProducerIds
 from kafkad.server.registration import advertised, controller_listeners, registration_of
-from kafkad.server.replica_moves import hook_moves
+from kafkad.server.replica_moves import Doubts, hook_moves
 from kafkad.server.scheduler import LoopScheduler
 from kafkad.server.threads import lanes_of
 from kafkad.server.tls_listeners import TlsListeners
@@ -373,6 +373,7 @@ class Worker:
         self.log_dirs.load(
             config_for, known_topics(image), None if self.context is None else mine, self.count, has_replica
         )  # fmt: skip
+        self.doubts = Doubts(self.log_dirs, self.metadata, self.config.node_id)
 
     @property
     def _planning(self) -> Controller:
@@ -434,7 +435,9 @@ class Worker:
         """Record the partitions' directories, if there are several or one was lost (KIP-858)."""
         if len(self.log_dirs.directory_ids()) > 1 or not is_alone(self.config):
             placed = {
-                (log.topic_id, log.partition): self.log_dirs.moves.told_of(log) for log in self.partitions
+                (log.topic_id, log.partition): self.log_dirs.moves.told_of(log)
+                for log in self.partitions
+                if not self.doubts.concern(log)
             }
             if plan_directories(self.metadata.image, self.config.node_id, placed):
                 self._controller_of_clients().assign_directories(placed)

@@ -271,14 +271,16 @@ class Moves:
         return promoted
 
     def _keep_one(self, key: Key, places: list[Directory], assigned: bytes) -> None:
-        """After a power loss the old name of a log that has moved may be back."""
+        """After a power loss the old name of a log that has moved may be back. Or a lost disk is back."""
         name = partition_directory(*key)
         ids = {topic_id_of(os.path.join(each.path, name)) for each in places}
-        if len(ids) == 1 and assigned in [each.id for each in places]:
+        kept = next((each for each in places if each.id == assigned), None)
+        if len(ids) == 1 and kept is not None:
+            why = f"is not used, because the log is in {kept.path} by the metadata,"
             for each in places:
-                if each.id != assigned:
+                if each is not kept:
                     with suppress(OSError):
-                        set_aside(os.path.join(each.path, name), *key, each.offsets_of(key))
+                        set_aside(os.path.join(each.path, name), *key, each.offsets_of(key), why)
 
     def found(self, directory: Directory, path: str, key: Key) -> None:
         """There is a `-future` directory."""

@@ -45,19 +45,21 @@ def topic_id_of(path: str) -> bytes | None:
         return None
 
 
-def set_aside(path: str, topic: str, index: int, offsets: Mapping[str, int]) -> None:
+def set_aside(
+    path: str, topic: str, index: int, offsets: Mapping[str, int], why: str = "is no replica in the metadata"
+) -> None:
     """Rename a partition's directory that is not open. `offsets`: its values in the checkpoints. After a
     failure it stays where it is."""
     directory = os.path.dirname(path)
     stray = os.path.join(directory, left_directory(topic, index, uuid.uuid4().hex, STRAY_DIR))
-    logger.warning("%s is no replica in the metadata and moved to %s", path, stray)
+    logger.warning("%s %s and moved to %s", path, why, stray)
     try:
         lines = (f"{name} {offset}" for name, offset in sorted(offsets.items()))
         write_file(os.path.join(path, KEPT_OFFSETS), checkpoint_text(lines))
         os.rename(path, stray)
         sync_directory(directory)
     except OSError as e:
-        logger.error("%s is no replica in the metadata and could not be moved to %s: %s", path, stray, e)
+        logger.error("%s %s and could not be moved to %s: %s", path, why, stray, e)
 
 
 def kept_offsets(path: str) -> dict[str, int]:

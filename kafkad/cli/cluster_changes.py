@@ -57,7 +57,8 @@ def finish(columns: tuple[str, ...], rows: list[tuple[Any, ...]], as_json: bool)
 def elect(
     partitions: tuple[str, ...], everything: bool, unclean: bool, bootstrap: str, as_json: bool
 ) -> None:
-    """Let the preferred (first) replica of partitions lead again, or any replica with --unclean.
+    """Let the preferred (first) replica of partitions lead again, or any replica with --unclean. If the disks
+    of a partition that you name are lost, --unclean lets it begin empty.
 
     \b
       kafkad cluster elect --all

@@ -257,7 +257,7 @@ def _partitions(told: Any) -> Iterator[Finding]:
             "partitions",
             TROUBLE,
             f"without a leader: {some_of(leaderless)}",
-            "start the brokers that have them",
+            "start the brokers that have them; if their disk is lost: kafkad cluster elect --unclean",
         )
     if behind:
         yield Finding(

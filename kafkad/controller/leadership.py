@@ -2,7 +2,7 @@
 
     Indexes            partitions by broker and by problem, kept in step with the head image
     leader_changes     the PartitionChangeRecords for a broker that leaves, comes back, or has lost its data
-    plan_elect_leaders ElectLeaders (KIP-460)
+    plan_elect_leaders ElectLeaders (KIP-460), and the way out if the disks of a partition are lost
     plan_preferred     back to the preferred replicas, some at a time
     plan_unclean       leaders for partitions without one, if the topic allows unclean elections
 
@@ -270,7 +270,7 @@ def plan_elect_leaders(image: MetadataImage, settings: TopicSettings, version: i
         if number % STEP == 0:
             yield
         for index in indexes:
-            record, code, message = _elect(image, settings, name, index, kind)
+            record, code, message = _elect(image, settings, name, index, kind, named=not everything)
             if code == errors.NONE and (name, index) in elected:
                 record, code = None, errors.ELECTION_NOT_NEEDED  # it was named twice
             elected.add((name, index))
@@ -288,9 +288,9 @@ def plan_elect_leaders(image: MetadataImage, settings: TopicSettings, version: i
 
 
 def _elect(
-    image: MetadataImage, settings: TopicSettings, name: str, index: int, kind: int
+    image: MetadataImage, settings: TopicSettings, name: str, index: int, kind: int, *, named: bool
 ) -> tuple[Any | None, int, str | None]:
-    """Return (record, error code, error message)"""
+    """Return (record, error code, error message). `named`: the request names the partition."""
     topic = image.topics.get(name)
     if topic is None:
         return None, errors.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {shown(name)}"
@@ -305,7 +305,44 @@ def _elect(
         return record, errors.NONE, None
     if preferred:
         return None, errors.PREFERRED_LEADER_NOT_AVAILABLE, None
-    return None, errors.ELIGIBLE_LEADERS_NOT_AVAILABLE, None
+    if not named:
+        return None, errors.ELIGIBLE_LEADERS_NOT_AVAILABLE, None
+    return _begin_empty(image, settings, topic, index)
+
+
+def _begin_empty(
+    image: MetadataImage, settings: TopicSettings, topic: Topic, index: int
+) -> tuple[Any | None, int, str | None]:
+    """Return (record, error code, error message): a leader whose log directory is lost, in another directory,
+    where its log begins empty. Kafka has none, but loses the records at the second start without the disk.
+
+    Refused while the broker of another replica is only down: its log may come back. An operator who knows
+    better unregisters that broker."""
+    state = topic.partitions[index]
+    known = [image.brokers[replica] for replica in state.replicas if replica in image.brokers]
+    down = [broker.broker_id for broker in known if broker.has_online(state.directory(broker.broker_id))]
+    if down:
+        message = f"The log of {topic.name}-{index} may be on brokers that are down: {down}"
+        return None, errors.ELIGIBLE_LEADERS_NOT_AVAILABLE, message
+    broker = next((broker for broker in known if broker.active and broker.directories), None)
+    if broker is None:
+        message = f"No broker with a replica of {topic.name}-{index} is up"
+        return None, errors.ELIGIBLE_LEADERS_NOT_AVAILABLE, message
+    # Named, because the broker does not create a log in an unassigned directory while any is offline.
+    cordoned = broker.cordoned_directories or ()
+    usable = [each for each in broker.directories if each not in cordoned] or broker.directories
+    record = change_in(
+        image,
+        settings,
+        topic,
+        index,
+        target_isr=(),
+        acceptable=broker.broker_id.__eq__,
+        unclean_allowed=True,
+        unclean_shutdown=state.replicas,
+        directories={broker.broker_id: usable[index % len(usable)]},
+    )
+    return record, errors.NONE, None
 
 
 def plan_preferred(image: MetadataImage, settings: TopicSettings, indexes: Indexes) -> Plan:

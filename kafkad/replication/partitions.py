@@ -10,7 +10,8 @@ If the directory of a partition is missing, the table has a stand-in, which answ
 a restart finds the directory again. An empty log elsewhere would look like a loss of all records. But a
 replica that is not in the ISR starts empty in another directory, if none is offline, because its leader has
 the records. The same holds for a partition whose own directory is gone; one without other replicas starts
-empty, as in Kafka, with an error in the log.
+empty, as in Kafka, with an error in the log. If the directory is lost for good, the operator asks for an
+unclean election: the controller names another directory, and the partition starts empty there.
 
 If a log cannot be created or loaded, the table has a stand-in, too, and the partition is tried again until it
 works: a shortage of descriptors, inodes or space may end.
@@ -41,6 +42,7 @@ from kafkad.metadata.assignments import Delete, Local
 from kafkad.metadata.image import (
     DIRECTORY_MIGRATING,
     DIRECTORY_UNASSIGNED,
+    RECOVERING,
     TOPIC,
     MetadataImage,
     PartitionState,
@@ -304,7 +306,11 @@ class Partitions:
         topic, index, state, new = local
         key = topic.name, index
         if key in self._absent:
-            return
+            if self._is_absent(state, new):
+                return
+            logger.warning("%s-%d does not wait for its log directory any more", *key)
+            self._absent.remove(key)
+            self.table.remove(*key)
         if not self.mine(topic.name, topic.topic_id, index):
             self._ensure_reader(topic, index, state, new)
             return
@@ -316,6 +322,11 @@ class Partitions:
     ) -> None:
         """Open a partition of this worker and give it its role. `config`: if it is not open."""
         log = self._logs.get((topic.name, index))
+        if log is not None and self._is_given_up(log, state):
+            assert self._image is not None
+            logger.error("%s is given up, the log begins empty in another directory", log.directory)
+            self._drop(topic.name, index)
+            log, config = None, self.topic_config(self._image, topic.name)
         opened = log is None
         if log is None:
             assert config is not None
@@ -375,6 +386,18 @@ class Partitions:
         this replica is not in the ISR, so the leader has the records."""
         online = not any(each.offline for each in self.log_dirs.directories())
         return online and state.leader not in (-1, self.broker_id) and self.broker_id not in state.isr
+
+    def _is_given_up(self, log: Log, state: PartitionState) -> bool:
+        """Whether the directory of an open log has failed, and an unclean election has made this broker lead
+        without its records, in a directory that is online."""
+        return (
+            self.log_dirs.directory_of(log.topic, log.partition).offline
+            and state.leader == self.broker_id
+            and state.isr == (self.broker_id,)
+            and state.leader_recovery_state == RECOVERING
+            and state.leader_epoch > log.leader_epoch
+            and state.directory(self.broker_id) in self.log_dirs.directory_ids()
+        )
 
     def _is_needed(self, state: PartitionState) -> bool:
         """Whether other replicas would follow this one, if it was empty, and lose their records."""

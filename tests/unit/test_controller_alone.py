@@ -141,4 +141,8 @@ def test_leaders_are_elected(cluster):
     cluster.start(directories=(OTHER,))  # the directory of the partitions is gone
     assert cluster.image.topics["t"].partitions[1].leader == -1
     refused = [errors.PREFERRED_LEADER_NOT_AVAILABLE, errors.ELIGIBLE_LEADERS_NOT_AVAILABLE]
-    assert [elect(cluster, kind, [("t", [1])])["t", 1] for kind in (0, 1)] == refused
+    assert [elect(cluster, kind, None)["t", 1] for kind in (0, 1)] == refused
+    assert elect(cluster, 0, [("t", [1])]) == {("t", 1): refused[0]}
+    assert elect(cluster, 1, [("t", [1])]) == {("t", 1): 0}  # the operator gives up its log
+    state = cluster.image.topics["t"].partitions[1]
+    assert (state.leader, state.directories) == (1, (OTHER,))

@@ -579,6 +579,58 @@ def test_unclean_elections_are_for_partitions_without_a_leader():
     assert (world.state().leader, world.state().leader_recovery_state) == (1, RECOVERING)
 
 
+@pytest.mark.parametrize("elr", [True, False])
+def test_a_partition_whose_disk_is_lost_is_led_from_another_directory_if_it_is_named(elr):
+    """The election for all partitions does not do it, nor does the topic's configuration."""
+    world = World(elr=elr)
+    world.join(1, log_dirs=[directory_of(1, number) for number in (0, 1)])
+    world.create("t", [1], configs={"unclean.leader.election.enable": "true"})
+    world.assign(1, directory_of(1, 1))
+    world.fence(1)
+    world.join(1, log_dirs=[directory_of(1, number) for number in (0, 2)])
+    world.elect_uncleanly()
+    assert world.state().leader == -1
+    assert world.elect(UNCLEAN) == {("t", 0): errors.ELIGIBLE_LEADERS_NOT_AVAILABLE}
+    before = world.image
+    assert world.elect(UNCLEAN, ("t", 0)) == {("t", 0): 0}
+    world.check(before)
+    state = world.state()
+    assert (state.leader, state.isr, state.elr, state.last_known_elr) == (1, (1,), (), ())
+    assert state.leader_recovery_state == RECOVERING
+    assert state.directories == (directory_of(1, 0),)
+    assert world.elect(UNCLEAN, ("t", 0)) == {("t", 0): errors.ELECTION_NOT_NEEDED}
+
+
+@pytest.mark.parametrize("others", [[], [directory_of(1, 2)]])
+def test_a_lost_partition_goes_to_a_cordoned_directory_only_if_there_is_no_other(others):
+    world = World()
+    world.join(1, log_dirs=[directory_of(1, 0), directory_of(1, 1)])
+    world.create("t", [1])
+    world.assign(1, directory_of(1, 1))
+    world.fence(1)
+    cordoned = directory_of(1, 0)
+    world.join(1, log_dirs=[cordoned, *others])
+    world.beat(1, cordoned_log_dirs=[cordoned])
+    world.elect(UNCLEAN, ("t", 0))
+    assert world.state().directories == ((*others, cordoned)[0],)
+
+
+def test_no_broker_begins_empty_while_another_may_have_the_log():
+    world = World(1, 2)
+    world.create("t", [1, 2])
+    world.fence(2)
+    world.fence(1)
+    world.join(1, log_dirs=[directory_of(1, 1)])
+    refusal = {("t", 0): errors.ELIGIBLE_LEADERS_NOT_AVAILABLE}
+    assert world.elect(UNCLEAN, ("t", 0)) == refusal
+    world.fence(1)
+    world.unregister(2)
+    assert world.elect(UNCLEAN, ("t", 0)) == refusal  # nobody is up
+    world.beat(1)
+    assert world.elect(UNCLEAN, ("t", 0)) == {("t", 0): 0}
+    assert (world.state().leader, world.state().isr) == (1, (1,))
+
+
 def test_the_clock_elects_uncleanly_where_the_topic_allows_it():
     world = World(1, 2, elr=False)
     world.create("t", [1, 2])

@@ -15,7 +15,7 @@ from kafkad.log import leader_epochs
 from kafkad.log.checkpoints import RECOVERY_POINTS, read_offsets
 from kafkad.log.filenames import STRAY_DIR
 from kafkad.log.log import Log
-from kafkad.metadata.image import MetadataImage
+from kafkad.metadata.image import RECOVERING, MetadataImage
 from kafkad.metadata.replay import applied
 from kafkad.protocol import errors, messages
 from kafkad.protocol.errors import KafkaError
@@ -439,6 +439,84 @@ def test_a_start_with_an_empty_first_segment_goes_on_without_the_records_but_say
     assert world.disks.dirs.misses_logs(lambda topic, index: True)
     world.restart()
     assert world.partitions.get("t", 0).end_offset == 0
+
+
+def lost_partition(world) -> Log:
+    """The log of a partition with two records in the second of two directories."""
+    _, second = world.disks.dirs.directories()
+    made = topic_id("t")
+    there = partition(made, 0)
+    there.directories = [second.id]
+    world.commit(messages.TopicRecord(name="t", topic_id=made), there)
+    log = world.partitions.get("t", 0)
+    log.append_client(batch(2), 1_000)
+    return log
+
+
+def elected_to(directory: bytes):
+    """The change after an unclean election of this broker, without a log."""
+    return messages.PartitionChangeRecord(
+        partition_id=0,
+        topic_id=topic_id("t"),
+        leader=BROKER,
+        isr=[BROKER],
+        leader_recovery_state=RECOVERING,
+        directories=[directory],
+    )
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_partition_whose_directory_is_lost_begins_empty_where_the_controller_says(
+    tmp_path, replaced, killed
+):
+    world = World(tmp_path, 2)
+    old = lost_partition(world).directory
+    world.disks.dirs.close()
+    second = Path(world.disks.paths[1])
+    second.rename(tmp_path / "gone")
+    if not replaced:
+        second.touch()
+    world.restart()
+    with pytest.raises(KafkaError) as refused:
+        world.partitions.get("t", 0)
+    assert refused.value.code == errors.KAFKA_STORAGE_ERROR
+    directory = world.disks.dirs.directories()[1 if replaced else 0]
+    if killed:  # right after the change was written
+        world.image, _ = applied(world.image, [elected_to(directory.id)])
+        world.restart()
+    else:
+        world.commit(elected_to(directory.id))
+    log = world.partitions.get("t", 0)
+    assert world.table.get("t", 0) is log.native
+    assert (log.directory, log.end_offset) == (f"{directory.path}/t-0", 0)
+    assert log.append_client(batch(1), 1_000).base_offset == 0
+    world.restart()
+    assert world.partitions.get("t", 0).end_offset == 1
+    assert os.path.exists(old) == replaced
+
+
+def test_a_partition_on_a_disk_that_fails_begins_empty_elsewhere_only_after_an_unclean_election(tmp_path):
+    world = World(tmp_path, 2)
+    lost = lost_partition(world)
+    led = []
+    world.partitions.on_led = led.append
+    first, second = world.disks.dirs.directories()
+    world.disks.dirs.go_offline(second)
+    leaderless = messages.PartitionChangeRecord(partition_id=0, topic_id=topic_id("t"), leader=-1)
+    moving = elected_to(first.id)  # as if it was moving when the disk failed
+    moving.leader_recovery_state = -1
+    for change in (leaderless, moving):
+        world.commit(change)
+        assert world.partitions.get("t", 0) is lost
+    led.clear()
+    world.commit(elected_to(first.id))
+    (log,) = led
+    assert world.partitions.get("t", 0) is log is not lost
+    assert world.table.get("t", 0) is log.native
+    assert (log.directory, log.end_offset) == (f"{first.path}/t-0", 0)
+    assert log.append_client(batch(1), 1_000).base_offset == 0
+    assert os.path.exists(lost.directory)
 
 
 def test_every_worker_forgets_what_the_log_of_a_deleted_topic_had(world):

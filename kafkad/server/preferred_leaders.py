@@ -74,6 +74,7 @@ class PreferredLeaders:
     async def run(self) -> None:
         clock = asyncio.get_running_loop().time
         accepted = self._heartbeats()
+        self._changed = True  # an earlier run may have ended within its look
         while True:
             await asyncio.sleep(LOOK_S)
             if self._changed:

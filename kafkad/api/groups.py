@@ -69,15 +69,15 @@ def response_of_steps(
 
 
 def join_group(services: Services, context: RequestContext, request: Any) -> Any:
-    if context.has_left:  # a new member would hold the others up, until its session ends
-        return join_error(errors.COORDINATOR_NOT_AVAILABLE, request.member_id)
-
     def start(reply: Callable[[Any], None]) -> None:
         def joined(response: Any) -> None:
             if context.version < 7:
                 response.protocol_name = response.protocol_name or ""  # not nullable before
             reply(response)
 
+        if context.has_left:  # a new member would hold the others up, until its session ends
+            joined(join_error(errors.COORDINATOR_NOT_AVAILABLE, request.member_id))
+            return
         host = f"/{context.client_host}"  # as Java writes an address; tools show it
         services.groups.join(request, context.version, context.client_id, host, joined)
 

@@ -2,14 +2,16 @@
 
 import logging
 import time
+from types import SimpleNamespace
 
 import pytest
 from coordinator_world import GROUP, STABLE, World, play
 
+from kafkad.api import groups
 from kafkad.coordinator.group import ClassicGroup, State
 from kafkad.coordinator.member import Member
 from kafkad.coordinator.runtime import at_once
-from kafkad.protocol import errors, messages
+from kafkad.protocol import codec, errors, messages
 
 
 def crowd(count):
@@ -105,3 +107,13 @@ def test_requests_of_a_client_that_has_left_do_not_extend_its_session():
         """,
         world,
     )
+
+
+@pytest.mark.parametrize("version", [0, 5, 6, 7, 9])
+def test_a_client_that_has_left_gets_an_answer_to_its_join_in_each_version(version):
+    """Before v7 the protocol's name may not be null: the log had an ERROR and a traceback."""
+    context = SimpleNamespace(has_left=True, version=version)
+    request = messages.JoinGroupRequest(group_id=GROUP, member_id="A", protocol_type="consumer", protocols=[])
+    response = groups.join_group(None, context, request)
+    assert response.error_code == errors.COORDINATOR_NOT_AVAILABLE
+    assert codec.encode_narrow_response(response, version, 1)

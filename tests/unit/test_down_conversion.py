@@ -78,6 +78,19 @@ def test_a_compressed_batch_becomes_one_wrapper_with_all_records(version, codec)
     assert inner == ([0, 1, 2, 3] if version >= 2 else [100, 101, 102, 103])
 
 
+@pytest.mark.parametrize("version", range(4))
+def test_a_compressed_batch_of_which_only_earlier_records_are_left_is_left_out(version):
+    """The cleaner keeps a batch's last offset. A client that has read its last record fetches from there, and
+    would stay there if the answer had no room for more than that batch."""
+    rows = [(b"key", os.urandom(600_000), 1_000)]
+    cleaned = bytearray(batch(100, rows, codecs.SNAPPY))
+    struct.pack_into(">i", cleaned, 23, 3)  # last_offset_delta
+    data = bytes(cleaned) + batch(104, rows, codecs.SNAPPY)
+    assert [row[0] for row in told(convert(data, version, 100).messages)] == [100]
+    assert [row[0] for row in told(convert(data, version, 101).messages)] == [104]
+    assert convert(cleaned, version, 101) == (0, b"", 104)
+
+
 def test_log_append_time():
     data = batch(0, attributes=8) + batch(4, codec=codecs.GZIP, attributes=8)
     entries = list(read_entries(convert(data, 2).messages))

@@ -3,7 +3,8 @@ RecordsUtil.downConvert).
 
 Headers and control batches are left out, and in magic 0 timestamps, too. Each record of an uncompressed batch becomes one
 message. Records below the fetch offset are left out, because old librdkafka relies on it. A compressed batch becomes one
-message that wraps all its records with the same codec: `feed` converts the records, and `wrap` builds the message.
+message that wraps all its records with the same codec: `feed` converts the records, and `wrap` builds the message. It is
+left out if the cleaner removed all its records from the fetch offset on: a client that gets nothing else stays there.
 
 `room` bounds the size of the answer. A message that does not fit is not begun, except the first one, which is treated as
 `first` says.
@@ -433,7 +434,7 @@ cdef class DownConverter:
         cdef size_t size
         if self.cut_size:
             raise Malformed("a batch ends within a record")
-        if self.wrapped_base < 0:                       # the cleaner removed all records
+        if self.wrapped_base < 0 or self.wrapped_last < self.from_offset:   # the cleaner removed all records, or the rest
             self.next_offset = last + 1
             return True
         if packed.shape[0] > INT32_MAX - 64:

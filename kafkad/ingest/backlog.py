@@ -32,8 +32,9 @@ TASK_ATTEMPTS = 4  # like spark.task.maxFailures
 TASK_BYTES = 64 << 20  # per task: what a worker reads in a few seconds
 TASK_BYTES_MIN = 4 << 20  # below this, another task costs more than it saves, and writes another small file
 
-
 LEFT_SHARE = 0.01  # of a batch: a smaller rest is included, instead of being a batch and files of its own
+
+GOES_ON = "[source] fail_on_data_loss = false goes on with what is left"
 
 
 class DataLoss(Exception):
@@ -185,10 +186,7 @@ class Backlog:
         if gone:
             sentences.append(f"{', '.join(map(name, gone))} {'is' if len(gone) == 1 else 'are'} gone")
         if sentences and self.source.fail_on_data_loss:
-            raise DataLoss(
-                f"{'; '.join(sentences)}: data may be lost;"
-                " [source] fail_on_data_loss = false goes on with what is left"
-            )
+            raise DataLoss(f"{'; '.join(sentences)}: data may be lost; {GOES_ON}")
         return start, lost
 
     def is_anew(self, topic: str) -> bool:

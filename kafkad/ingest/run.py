@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafkad.ingest import session as sessions
 from kafkad.ingest import tasks
-from kafkad.ingest.backlog import Backlog, DataLoss, offsets_text, source_options
+from kafkad.ingest.backlog import GOES_ON, Backlog, DataLoss, offsets_text, source_options
 from kafkad.ingest.checkpoint import WITHIN_TABLE, Batch, Busy, Checkpoint, Foreign
 from kafkad.ingest.metrics import Metrics
 from kafkad.ingest.pipeline import PROVENANCE, Pipeline
@@ -143,7 +143,7 @@ class Run:
         self.check_table()
         self.settle_letters()
         upto = self.begin()
-        batch = self.checkpoint.unfinished()
+        batch = self.unfinished()
         while True:
             started = time.monotonic()
             if batch is None:
@@ -237,9 +237,29 @@ class Run:
         if lost:
             records = "record was" if lost == 1 else "records were"
             self.say(f"{lost:,} {records} gone before the run came to it")
-        self.checkpoint.note_topic_ids(self.backlog.reader_ids)
-        self.backlog.known_ids = self.backlog.reader_ids
-        return self.checkpoint.plan(start, end)
+        now = self.backlog.reader_ids
+        self.checkpoint.note_topic_ids({t: each for t, each in now.items() if not self.backlog.is_anew(t)})
+        batch = self.checkpoint.plan(start, end)
+        self.checkpoint.note_topic_ids(now)  # later, or the old position would count as the new topic's
+        self.backlog.known_ids = now
+        return batch
+
+    def unfinished(self) -> Batch | None:
+        """Return the batch that a run before left, without the ranges of topics that were made anew since it
+        was planned: the next batch begins these topics. Raises DataLoss."""
+        batch = self.checkpoint.unfinished()
+        if batch is None or self.table.committed(self.checkpoint.id, batch.id):
+            return batch
+        anew = sorted({topic for topic, *_ in batch.ranges() if self.backlog.is_anew(topic)})
+        if not anew:
+            return batch
+        names = f"{', '.join(anew)} {'was' if len(anew) == 1 else 'were'}"
+        sentence = f"batch {batch.id} was not landed before {names} deleted and made anew"
+        if self.pipeline.source.fail_on_data_loss:
+            raise DataLoss(f"{sentence}: data may be lost; {GOES_ON}")
+        self.say(f"{sentence}, and is landed without")
+        start = {where: batch.end[where] if where[0] in anew else at for where, at in batch.start.items()}
+        return replace(batch, start=start)
 
     def wait(self, until: float) -> None:
         while not self.stop and (left := until - time.monotonic()) > 0:
@@ -352,7 +372,13 @@ class Run:
 
     def work_of(self, batch: Batch, staging: Staging) -> tasks.Work:
         shared = self.backlog.tasks(batch.ranges(), self.spark.sparkContext.defaultParallelism)
-        return tasks.Work(self.backlog.options, tuple(map(tuple, shared)), self.settings, staging)
+        return tasks.Work(
+            self.backlog.options,
+            tuple(map(tuple, shared)),
+            self.settings,
+            staging,
+            topic_ids=dict(self.backlog.known_ids),
+        )
 
     def numbers(self, work: tasks.Work) -> DataFrame:
         return self.spark.range(0, len(work.ranges), 1, len(work.ranges))

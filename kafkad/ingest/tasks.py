@@ -23,8 +23,8 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,7 @@ class Work:
     ranges: tuple[tuple[tuple[str, int, int, int], ...], ...]  # by task
     settings: LandSettings
     staging: Staging
+    topic_ids: Mapping[str, str] = field(default_factory=dict)  # for which the ranges were planned, if known
     token: str = ""  # of one attempt at a batch: prefix of the names of `read`'s reports
 
 
@@ -198,11 +199,13 @@ def fetched(
     work: Work, ranges: Sequence[tuple[str, int, int, int]]
 ) -> Iterator[tuple[str, int, int, int, Iterable[pa.RecordBatch]]]:
     for topic, partition, start, end in ranges:
-        yield topic, partition, start, end, range_batches(work.options, topic, partition, start, end)
+        topic_id = work.topic_ids.get(topic)
+        batches = range_batches(work.options, topic, partition, start, end, topic_id)
+        yield topic, partition, start, end, batches
 
 
 def range_batches(
-    options: ReadOptions, topic: str, partition: int, start: int, end: int
+    options: ReadOptions, topic: str, partition: int, start: int, end: int, topic_id: str | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield record batches with Kafka's columns, including headers if the options say so."""
     if options.log_dir is not None:
@@ -227,6 +230,7 @@ def range_batches(
         verify_crc=options.verify_crc,
         timeout_s=options.timeout_s,
         fail_on_data_loss=options.fail_on_data_loss,
+        topic_id=bytes.fromhex(topic_id) if topic_id else None,
         **how,
     )
 

@@ -12,7 +12,12 @@ import time
 
 import pytest
 
-from tests.ingest_world import SPARK, Job, fill, kafkad, landed, run_to_end, verified
+from kafkad.ingest.backlog import Backlog
+from kafkad.ingest.checkpoint import Checkpoint
+from kafkad.ingest.pipeline_file import load
+from kafkad.ingest.tasks import range_batches
+from kafkad.spark.range_reader import DataLoss
+from tests.ingest_world import SPARK, Job, fill, kafkad, landed, produce, run_to_end, verified
 from tests.small_disk import small_disk
 
 pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(400)]
@@ -122,6 +127,30 @@ def test_a_broker_that_does_not_come_back_and_topics_that_are_not_what_they_were
     refused(other, f"lines-0 was to go on at {ROWS * 9} and ends at {ROWS * 2}")
     assert run_to_end(other, *anyway)["rows"] == ROWS * 2
     verified(other)
+
+
+def test_a_batch_that_was_planned_is_not_read_from_a_topic_that_was_made_anew(make_broker, tmp_path):
+    """Its offsets are there, and have other records."""
+    from confluent_kafka.admin import AdminClient
+
+    broker = make_broker()
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    pipeline = pipeline_at(tmp_path, broker.bootstrap)
+    fill(broker.bootstrap, "lines", lines(BATCH, size=10), 1)
+    run_to_end(pipeline)
+    produce(broker.bootstrap, "lines", lines(BATCH, size=10))
+    with Checkpoint(tmp_path / "table/_kafkad/checkpoint", "lines") as checkpoint:  # as by a run that died
+        checkpoint.plan({("lines", 0): BATCH}, {("lines", 0): 2 * BATCH})
+    admin.delete_topics(["lines"])["lines"].result(30)
+    fill(broker.bootstrap, "lines", lines(4 * BATCH, size=10), 1)
+    lost = "batch 2 was not landed before lines was deleted and made anew"
+    refused(pipeline, f"{lost}: data may be lost; [source] fail_on_data_loss = false")
+    told = refused(pipeline, f"{lost}, and is landed without", "--set", "source.fail_on_data_loss=false")
+    assert "land it in another table" in told
+    assert landed(tmp_path / "table", "SELECT count(*), max(_offset) FROM landed") == [(BATCH, BATCH - 1)]
+    options = Backlog(load(pipeline, {})).options
+    with pytest.raises(DataLoss, match="one of the same name was created"):  # while the run is alive
+        list(range_batches(options, "lines", 0, BATCH, BATCH + 1, "0123456789abcdef" * 2))
 
 
 def test_a_run_that_is_to_end_does_not_wait_for_a_broker_that_is_away(make_broker, tmp_path):

@@ -59,6 +59,7 @@ class StreamRun(Run):
         self.check_table()
         self.settle_letters()
         self.begin()
+        self.check_topics()
         self.progress.doing("starting Spark")
         trouble = self.watch(self.attempt("starting Spark", self.start))
         if trouble is not None and not self.stop:
@@ -66,6 +67,16 @@ class StreamRun(Run):
         why = self.stop.signal.name if self.stop.signal else "done"
         lag = self.backlog.lag(self.checkpoint.position())
         return RunResult(why, self.progress.end(why, lag, place_of(self.pipeline)))
+
+    def check_topics(self) -> None:
+        """Raise if a topic was deleted and made anew: Spark's checkpoint has its offsets, and no ids."""
+        anew = sorted({topic for topic, _ in self.checkpoint.position() if self.backlog.is_anew(topic)})
+        if anew:
+            raise Refused(
+                f"{', '.join(anew)} {'was' if len(anew) == 1 else 'were'} deleted and made anew: records are"
+                " told by topic, partition and offset; land it in another table, with a checkpoint of its own"
+            )
+        self.checkpoint.note_topic_ids(self.backlog.reader_ids)
 
     def watch(self, query: Any) -> BaseException | None:
         """Watch the query until it ends; return what ended it. A query that failed for lack of a Python

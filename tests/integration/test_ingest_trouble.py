@@ -153,6 +153,21 @@ def test_a_batch_that_was_planned_is_not_read_from_a_topic_that_was_made_anew(ma
         list(range_batches(options, "lines", 0, BATCH, BATCH + 1, "0123456789abcdef" * 2))
 
 
+def test_a_stream_is_not_taken_up_in_a_topic_that_was_made_anew(make_broker, tmp_path):
+    from confluent_kafka.admin import AdminClient
+
+    broker = make_broker()
+    dedup = '[dedup]\nkeys = ["key"]\nwatermark = "1 hour"'
+    pipeline = pipeline_at(tmp_path, broker.bootstrap, more=dedup)
+    fill(broker.bootstrap, "lines", lines(BATCH, size=10), 1)
+    assert run_to_end(pipeline)["rows"] == BATCH
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.delete_topics(["lines"])["lines"].result(30)
+    fill(broker.bootstrap, "lines", lines(2 * BATCH, size=10), 1)
+    for more in ((), ("--set", "source.fail_on_data_loss=false")):
+        refused(pipeline, "lines was deleted and made anew: records are told by topic", *more)
+
+
 def test_a_run_that_is_to_end_does_not_wait_for_a_broker_that_is_away(make_broker, tmp_path):
     broker = make_broker()
     fill(broker.bootstrap, "lines", lines(100, size=100), 1)

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
 from kafkad.net.channel import Channel, Unreachable
-from kafkad.protocol import errors
+from kafkad.protocol import errors, messages
 from kafkad.raft.observer import Leader
 
 CONNECT_S: Final = 10.0  # at most; Kafka: socket.connection.setup.timeout.ms
@@ -66,7 +66,7 @@ class ControllerChannel:
                     if not refused or clock() < end:  # at the very end, no node has time to answer
                         reason = str(trouble)
                 else:
-                    if getattr(response, "error_code", 0) != errors.NOT_CONTROLLER:
+                    if not _is_elsewhere(response):
                         return response
                     reason = f"{leader.host}:{leader.port} is not the active controller"
                     refused = True
@@ -114,6 +114,13 @@ class ControllerChannel:
         if self._channel is not None:
             self._channel.close()
         self._channel = None
+
+
+def _is_elsewhere(response: Any) -> bool:
+    """Return whether the node that has answered is not the active controller. CreateTopics says so of each
+    topic."""
+    told = response.topics if isinstance(response, messages.CreateTopicsResponse) else [response]
+    return any(getattr(each, "error_code", 0) == errors.NOT_CONTROLLER for each in told)
 
 
 def _retrieve(exchanging: "asyncio.Future[Any]") -> None:

@@ -249,6 +249,27 @@ def test_without_a_controller_the_wait_ends():
     run(work())
 
 
+def test_topics_are_created_by_the_next_controller_if_the_first_one_leads_no_more():
+    """A broker that needed __consumer_offsets during an election logged an ERROR: CreateTopics has no error
+    code of its own, and that of each topic did not count."""
+    cls = messages.CreateTopicsResponse
+    codes = [errors.NOT_CONTROLLER, errors.NONE]
+
+    async def work():
+        def answer(*_):
+            return cls(topics=[cls.Topics(name="t", error_code=codes.pop(0))])
+
+        async with Node(answer, [*VERSIONS, (cls.API_KEY, 2, 7)]) as node:
+            leader = Leader(3, "127.0.0.1", node.port)
+            channel = ControllerChannel(lambda: leader, client_id="us", retry_backoff_ms=1)
+            asked = messages.CreateTopicsRequest(topics=[messages.CreateTopicsRequest.Topics(name="t")])
+            answer = await channel.ask(asked, timeout_s=10)
+            assert [topic.error_code for topic in answer.topics] == [errors.NONE] and not codes
+            channel.close()
+
+    run(work())
+
+
 async def never(*_, **__):
     """Connect to a machine without power."""
     await asyncio.Event().wait()

@@ -230,7 +230,7 @@ def one_by_one(
             except Exception as trouble:
                 shown = HIDDEN if is_sensitive(name) else wanted[at].get(name)
                 left_out.append(
-                    f"{name}={shown} cannot be applied and is left out: {trouble or repr(trouble)}"
+                    f"{name}={shown} cannot be applied and is left out: {str(trouble) or repr(trouble)}"
                 )
             else:
                 config, layers, progress = applied, tried, True

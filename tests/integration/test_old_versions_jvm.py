@@ -46,8 +46,8 @@ def run(brokers: tuple[Any, Any]) -> Iterator[Run]:
 
 
 def filled(run: Run, name: str, batches: int = 3, **configs: str) -> None:
-    for side in run.sides:
-        create_topic(side.wire, name, **configs)
+    for side in run.sides:  # some records are of 1970, and each broker looks at its own time
+        create_topic(side.wire, name, retention_ms="-1", **configs)
     run.settle()
     for number in range(batches):
         rows = [Record(key=None, value=b"v" * 100, timestamp=1_000 + number)]

@@ -9,8 +9,8 @@ is identified by the option `jobId`.
 
 Beware: if a batch runs again, task n must get the same rows as before. This is so if Spark reads from Kafka.
 Files, and rows after a shuffle, are divided by the number of cores, unless Spark is told otherwise
-(docs/spark.md). A task that has written another number of rows fails; one that has not written yet may
-duplicate rows of others."""
+(docs/spark.md). A task that has written, and gets another number of rows, fails; but one without rows writes
+nothing and is not checked, and one that has not written yet may duplicate rows of others."""
 
 from dataclasses import dataclass
 
